@@ -21,13 +21,13 @@ from rankbench.analyses import ANALYSES
 from rankbench.analyses.modules import building_once, offering
 from rankbench.analyses.runner import analyze_into, analyze_trained, draw_curves, measure, options_of
 from rankbench.analyses.subjects import check_finite, subjects_of
-from rankbench.claims import figures_published
-from rankbench.claims import published as published_numbers
 from rankbench.commands import analyze as analyze_command
 from rankbench.commands import train as train_command
 from rankbench.commands.checks import check_corpus
 from rankbench.commands.compose import compose, load_plugins
 from rankbench.config import AnalyzeConfig, FigureKeys, TrainConfig
+from rankbench.judging import figures_published
+from rankbench.judging import published as published_numbers
 from rankbench.keys import ConfigError, check_known, closest
 from rankbench.plots import Figure, show_in_notebook
 from rankbench.plots.pages import one_facet

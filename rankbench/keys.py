@@ -13,7 +13,7 @@ import operator
 import re
 import types
 import typing
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -47,7 +47,7 @@ class Key:
     above: float | None = None
     at_most: float | None = None
     below: float | None = None
-    choices: Sequence[str] = ()
+    choices: Collection[str] = ()
     nonempty: bool = False  # whether a list needs an entry
     why: str | None = None  # the reason for the bounds, or what else is allowed, given in a refusal
 
@@ -98,13 +98,12 @@ def refuse_null_byte(name: str, value: Any) -> None:
 def key(meaning: str, *, choices: Iterable[str] = (), between: tuple[float, float] | None = None, **others: Any) -> Any:
     """A field of a dataclass of keys. between: at_least and at_most. others: attributes of Key by their names.
 
-    A list of choices stays that list, so that choices can be added later.
+    A list or a dict of choices stays that object, so that choices can be added later.
     """
     if between is not None:
         others["at_least"], others["at_most"] = between
-    return dataclasses.field(
-        metadata={"key": Key(meaning, choices=choices if isinstance(choices, list) else tuple(choices), **others)}
-    )
+    kept = choices if isinstance(choices, list | Mapping) else tuple(choices)
+    return dataclasses.field(metadata={"key": Key(meaning, choices=kept, **others)})
 
 
 class Entry(NamedTuple):

@@ -1,24 +1,28 @@
-"""Plug-ins: modules outside of the package that bring tasks, analyses, attentions and YAML files of their own.
+"""Plug-ins and papers: modules that bring tasks, analyses, attentions, claims, laws, published numbers and YAML files.
 
-A plug-in is imported if the user's own words name it, as in plugins=[mine], or if it is installed with an entry point
-of the group `rankbench.plugins`; never because the folder of a run names it.
+A plug-in lies outside of the package. It is imported if the user's own words name it, as in plugins=[mine], or if it is
+installed with an entry point of the group `rankbench.plugins`; never because the folder of a run names it. The papers
+of rankbench.papers are imported when a registry of what they bring is first read; nothing else here knows them.
 """
 
 import functools
 import hashlib
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from rankbench.config import conf_dir
 from rankbench.keys import ConfigError
 
 GROUP = "rankbench.plugins"
+PAPERS = "rankbench.papers"
+PUBLISHED = "published.csv"  # with the numbers that a paper prints
+Brought = TypeVar("Brought")
 
 
 class Plugin(NamedTuple):
@@ -88,7 +92,58 @@ def _find_one(name: str, asked: str) -> Plugin:
     return Plugin(asked, Path(spec.origin), conf)
 
 
-def load(registries: Mapping[str, tuple[dict[str, Any], type]]) -> None:
+class Registry(MutableMapping[str, Brought]):
+    """What papers, and then plug-ins, bring of one kind, by name. The papers are imported when it is first read.
+
+    kind: the name of their dicts. type_: of the values.
+    """
+
+    def __init__(self, kind: str, type_: type[Brought]) -> None:
+        self.kind, self.type = kind, type_
+
+    @functools.cached_property
+    def held(self) -> dict[str, Brought]:
+        """The dict behind the registry."""
+        ours: dict[str, Brought] = {}
+        for module in papers():
+            ours |= _brought(module, module.__name__, self.kind, ours, self.type)
+        return ours
+
+    def __getitem__(self, name: str) -> Brought:
+        return self.held[name]
+
+    def __setitem__(self, name: str, value: Brought) -> None:
+        self.held[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self.held[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.held)
+
+    def __len__(self) -> int:
+        return len(self.held)
+
+
+@functools.cache
+def papers() -> list[ModuleType]:
+    """The papers of the package, imported, in the order of their pages."""
+    return [import_module(f"{PAPERS}.{file.parent.name}") for file in _files_of_papers()]
+
+
+def _files_of_papers() -> list[Path]:
+    """The file of each folder of rankbench/papers by which it is imported."""
+    found = {file.parent.name: file for file in sorted((Path(__file__).parent / "papers").glob("*/__init__.py"))}
+    return [found[name] for name in dict.fromkeys([*import_module(PAPERS).ORDER, *found]) if name in found]
+
+
+def published_files() -> list[Path]:
+    """The files of published numbers next to the papers and the plug-ins that were found. Imports none of these."""
+    files = [*_files_of_papers(), *(plugin.file for plugin in FOUND.values())]
+    return [path for file in files if (path := file.with_name(PUBLISHED)).exists()]
+
+
+def load(registries: Mapping[str, tuple[MutableMapping[str, Any], type]]) -> None:
     """Import the plug-ins that were found, and add what they bring to the registries.
 
     registries: by the name of a dict in the plug-in, such as TASKS: our dict and the type of its values. Raises
@@ -101,12 +156,13 @@ def load(registries: Mapping[str, tuple[dict[str, Any], type]]) -> None:
         except (Exception, SystemExit) as error:
             reason = f"{type(error).__name__}: {error}"
             raise ConfigError(f"{plugin.asked}: cannot be imported ({reason}); fix it, or leave it out") from None
-        brought = [(ours, _brought(module, plugin, kind, *ours)) for kind, ours in registries.items()]
-        if plugin.conf is None and not any(theirs for _, theirs in brought):
+        brought = [(ours, _brought(module, plugin.asked, kind, *ours)) for kind, ours in registries.items()]
+        files = plugin.conf is not None or plugin.file.with_name(PUBLISHED).exists()
+        if not files and not any(theirs for _, theirs in brought):
             *first, last = registries
-            kinds = f"{', '.join(first)} or {last}"
             raise ConfigError(
-                f"{plugin.asked}: not a plug-in; a plug-in has a dict {kinds}, or a folder conf next to it"
+                f"{plugin.asked}: not a plug-in; a plug-in has a dict {', '.join(first)} or {last}, or next to it a "
+                f"folder conf or a file {PUBLISHED}"
             )
         for (ours, _), theirs in brought:
             ours.update(theirs)
@@ -114,12 +170,12 @@ def load(registries: Mapping[str, tuple[dict[str, Any], type]]) -> None:
         LOADED.add(name)
 
 
-def _brought(module: ModuleType, plugin: Plugin, kind: str, ours: dict[str, Any], type_: type) -> dict[str, Any]:
+def _brought(module: ModuleType, asked: str, kind: str, ours: Mapping[str, Any], type_: type) -> dict[str, Any]:
     theirs = getattr(module, kind, {})
     if not isinstance(theirs, dict) or not all(isinstance(value, type_) for value in theirs.values()):
-        raise ConfigError(f"{plugin.asked}: {kind} is not a dict with values of type {type_.__name__}; fix it")
+        raise ConfigError(f"{asked}: {kind} is not a dict with values of type {type_.__name__}; fix it")
     if known := next((name for name in theirs if name in ours), None):
-        raise ConfigError(f"{plugin.asked}: {kind} has {known}, which exists already; give it another name")
+        raise ConfigError(f"{asked}: {kind} has {known}, which exists already; give it another name")
     return theirs
 
 

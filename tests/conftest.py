@@ -16,8 +16,8 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from omegaconf import OmegaConf
 
-from rankbench.claims import CLAIMS, judge
 from rankbench.config import ModelConfig, conf_dir
+from rankbench.judging import CLAIMS, judge
 from rankbench.measures import rounding
 from rankbench.model.network import run
 from rankbench.model.transformer import Transformer

@@ -1,6 +1,6 @@
 """Single rows of tables, and single verdicts on them."""
 
-from rankbench.claims import judge
+from rankbench.judging import judge
 
 
 def pick(table, **wanted):

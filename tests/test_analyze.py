@@ -18,9 +18,9 @@ from rankbench.analyses import ANALYSES
 from rankbench.analyses import runner as module
 from rankbench.analyses.runner import analyze, draw, judge_all, options_of
 from rankbench.analyses.subjects import fresh_subjects, subjects_of_run
-from rankbench.claims import CLAIMS
 from rankbench.commands.compose import resolve
 from rankbench.commands.composition import composed as compose_words
+from rankbench.judging import CLAIMS
 from rankbench.keys import ConfigError
 from rankbench.model import initial_model
 from rankbench.runs.files import write_json

@@ -22,10 +22,10 @@ from omegaconf import OmegaConf
 from rankbench.analyses import ANALYSES, Plan, Subject, curves, samples
 from rankbench.analyses.runner import analyze
 from rankbench.analyses.subjects import subjects_of_run
-from rankbench.claims import published
 from rankbench.commands.compose import compose
 from rankbench.commands.resolvers import noam_peak
 from rankbench.config import OptimizerConfig, conf_dir
+from rankbench.judging import published
 from rankbench.keys import ConfigError, typed
 from rankbench.model import build_model, initial_model
 from rankbench.plots.curves import draw_curves

@@ -1,4 +1,4 @@
-"""rankbench.claims: outcomes against scipy's confidence intervals, measures against numbers written out by hand."""
+"""rankbench.judging: outcomes against scipy's confidence intervals, measures against numbers written out by hand."""
 
 import dataclasses
 import math
@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from rankbench import claims
-from rankbench.claims import CLAIMS, Claim, figures_published, judge, published, verdict_line
-from rankbench.claims.claim import AtMost, Control, NotMeasurable, above, below, within
+from rankbench import judging
 from rankbench.config import conf_dir
+from rankbench.judging import CLAIMS, Claim, figures_published, judge, published, verdict_line
+from rankbench.judging.claim import AtMost, Control, NotMeasurable, above, below, within
 
 every = settings(max_examples=25, deadline=None)
 
@@ -31,7 +31,7 @@ def plain_claims():
     }
     with pytest.MonkeyPatch.context() as patch:
         for name, claim in plain.items():
-            patch.setitem(claims.CLAIMS, name, claim)
+            patch.setitem(judging.CLAIMS, name, claim)
         yield
 
 
@@ -219,16 +219,16 @@ def test_a_threshold_is_the_sign_of_a_difference_or_the_sources_or_ours(changed)
 def test_a_stored_verdict_speaks_for_the_test_that_it_comes_from(changed):
     (stored,) = judge("above", valued([1.9, 2.0, 2.1]))
     changed(statement="In other words.")
-    (kept,) = claims.of_today([stored])
-    assert kept == stored | {"statement": "In other words."} and not claims.is_outdated(stored)
+    (kept,) = judging.of_today([stored])
+    assert kept == stored | {"statement": "In other words."} and not judging.is_outdated(stored)
     for fields in ({"since": "2026-11-26"}, {"line": 1.5}):
         changed(**fields)
-        (unjudged,) = claims.of_today([stored])
-        assert claims.is_outdated(stored) and (unjudged["outcome"], unjudged["measured"]) == ("undecided", None)
+        (unjudged,) = judging.of_today([stored])
+        assert judging.is_outdated(stored) and (unjudged["outcome"], unjudged["measured"]) == ("undecided", None)
         assert unjudged["claimed"] == str(CLAIMS["above"].claimed)
         assert "(held before: measured 2 [1.75, 2.25] (95 %, 3 seeds), claimed > 1)" in unjudged["reason"]
         changed(since="")
-    assert claims.of_today([stored | {"claim": "no longer there"}]) == []
+    assert judging.of_today([stored | {"claim": "no longer there"}]) == []
 
 
 # --- controls ---------------------------------------------------------------------------------------------------------

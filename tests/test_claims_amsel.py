@@ -1,4 +1,4 @@
-"""rankbench.claims.amsel: each claim on a table that supports it, on its control, on tables that refute it, and on the
+"""rankbench.papers.amsel: each claim on a table that supports it, on its control, on tables that refute it, and on the
 numbers that the slides print."""
 
 import math
@@ -9,14 +9,16 @@ from omegaconf import OmegaConf
 from rows import verdict
 
 from rankbench.analyses import ANALYSES, Subject, rank_theory
-from rankbench.claims import CLAIMS, judge, published
-from rankbench.claims.amsel import AMSEL, LEARNED_ERROR
 from rankbench.config import conf_dir
+from rankbench.judging import CLAIMS, judge, published
 from rankbench.keys import typed
 from rankbench.model import initial_model
+from rankbench.papers import amsel, garg_2022
+from rankbench.papers.amsel.claims import LEARNED_ERROR
 from rankbench.runs.tables import with_who
 from rankbench.tasks.nearest_neighbor import NearestNeighbor
 
+AMSEL = amsel.CLAIMS | garg_2022.CLAIMS
 NOTHING = "the table has no rows for this claim"
 
 

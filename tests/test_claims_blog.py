@@ -1,4 +1,4 @@
-"""rankbench.claims.blog: each condition on a table that supports it, on its control, and on tables that refute it."""
+"""papers.blog.claims: each condition on a table that supports it, on its control, and on tables that refute it."""
 
 import math
 
@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 from rows import verdict
 
-from rankbench.claims import CLAIMS, judge
-from rankbench.claims.blog import BLOG
+from rankbench.judging import CLAIMS, judge
+from rankbench.papers.blog.claims import CLAIMS as BLOG
 
 PATHS = {"cosine": 0.05, "correlation": -0.05, "information_ksg": 0.02, "interaction": 0.04}
 

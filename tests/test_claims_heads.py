@@ -3,8 +3,9 @@
 import pandas as pd
 import pytest
 
-from rankbench.claims import judge
-from rankbench.claims.heads import HEADS
+from rankbench.judging import CLAIMS, judge
+
+HEADS = {name: claim for name, claim in CLAIMS.items() if claim.table == "attention" and name != "knob_exclusive"}
 
 
 def heads(entropy=1.0, least=0.5, bound=0.1, over=3.0, shuffled=1.1, scores=None):

@@ -15,7 +15,7 @@ from test_claims_knobs import by_length as by_mean_length
 from test_claims_remarks import by_layer as by_logs
 from test_claims_remarks import circle
 
-from rankbench.claims import judge
+from rankbench.judging import judge
 
 ALMOST_ALL = {"full": 0.0, "no_mlp": 0.0, "no_skip": 1.0, "attention_only": 1.0}
 

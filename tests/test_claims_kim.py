@@ -1,4 +1,4 @@
-"""rankbench.claims.kim: each claim on a table that supports it, on its control, and on tables that refute it.
+"""papers.kim_2021.attention: each claim on a table that supports it, on its control, and on tables that refute it.
 
 The constants of the tables are computed by scipy's Lambert W, apart from rankbench.measures.lipschitz_bounds.
 """
@@ -13,10 +13,12 @@ from rows import verdict
 from scipy.special import lambertw
 
 from rankbench.analyses.invertibility import invert
-from rankbench.claims import CLAIMS, judge
-from rankbench.claims.kim import KIM, LEFT_BY_ROUNDING
+from rankbench.judging import CLAIMS, judge
 from rankbench.measures.attention_layer import attend, fresh_layer
+from rankbench.papers.kim_2021.attention import LEFT_BY_ROUNDING
+from rankbench.papers.kim_2021.char_lm import CHAR_LM
 
+KIM = {name: claim for name, claim in CLAIMS.items() if name.startswith("kim_") and name not in CHAR_LM}
 TOKENS = (11, 101, 1001)
 NOTHING = "the table has no rows for this claim"
 

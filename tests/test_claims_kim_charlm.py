@@ -1,4 +1,4 @@
-"""rankbench.claims.kim_charlm: each claim on a table that supports it, on its control, on tables that refute it, and on
+"""papers.kim_2021.char_lm: each claim on a table that supports it, on its control, on tables that refute it, and on
 the tables that the paper prints."""
 
 import math
@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 from rows import verdict
 
-from rankbench.claims import CLAIMS, published
-from rankbench.claims.kim_charlm import KIM_CHARLM
+from rankbench.judging import CLAIMS, published
+from rankbench.papers.kim_2021.char_lm import CHAR_LM
 from rankbench.runs.tables import fall_in_last_quarter
 
 SPEED = {
@@ -79,7 +79,7 @@ REFUTING = {
 }
 
 
-@pytest.mark.parametrize("name", KIM_CHARLM)
+@pytest.mark.parametrize("name", CHAR_LM)
 def test_a_claim_holds_on_a_table_that_supports_it_and_fails_on_its_control(name, outcomes_with_control):
     assert outcomes_with_control(name, SUPPORTING[name]) == ({"held"}, {"failed"})
     assert verdict(name, REFUTING[name])["outcome"] == "failed"
@@ -155,7 +155,7 @@ def test_table_3_has_no_dot_products_where_they_are_said_to_fail():
 # --- when it is judged ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [name for name in KIM_CHARLM if name not in SPEED])
+@pytest.mark.parametrize("name", [name for name in CHAR_LM if name not in SPEED])
 def test_language_models_that_still_learn_are_not_judged(name):
     for tables in (SUPPORTING, REFUTING):
         still = tables[name].copy()
@@ -194,7 +194,7 @@ def test_only_the_network_whose_further_fall_could_turn_a_verdict_must_have_stop
         assert verdict(name, falls)["outcome"] == outcome, network
 
 
-@pytest.mark.parametrize("name", [name for name in KIM_CHARLM if name not in SPEED])
+@pytest.mark.parametrize("name", [name for name in CHAR_LM if name not in SPEED])
 def test_networks_that_know_little_more_than_frequencies_are_not_judged(name):
     """But for dot products that are said to fail: that they know so little is what the claim says."""
     for tables in (SUPPORTING, REFUTING):
@@ -251,7 +251,7 @@ def test_claims_of_pairs_need_both_and_judge_all_jobs_together():
     assert "at which there are both causal_l2 and causal" in verdict("kim_l2_loses_little", table)["reason"]
     table = SUPPORTING["kim_l2_loses_little"].assign(model=lambda rows: rows.variant)
     assert verdict("kim_l2_loses_little", table, "model")["where"] == ""
-    assert all(claim.across for claim in KIM_CHARLM.values())
+    assert all(claim.across for claim in CHAR_LM.values())
 
 
 def test_layers_that_the_paper_has_not_are_left_out():
@@ -261,6 +261,6 @@ def test_layers_that_the_paper_has_not_are_left_out():
 
 
 def test_no_claim_is_without_a_line_that_its_statement_names():
-    for name, claim in KIM_CHARLM.items():
+    for name, claim in CHAR_LM.items():
         assert claim.claimed.at == 0 or "threshold: ours" in claim.statement, name
         assert claim is CLAIMS[name]

@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from rankbench.claims import CLAIMS, judge
+from rankbench.judging import CLAIMS, judge
 
 NAME = "newhouse_capped_certificate"
 

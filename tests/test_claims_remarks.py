@@ -9,8 +9,12 @@ import pytest
 from test_claims_dong import by_length, collapse
 from test_claims_knobs import HEAT, followed, measured
 
-from rankbench.claims import CLAIMS, judge
-from rankbench.claims.remarks import REMARKS
+from rankbench.judging import CLAIMS, judge
+from rankbench.papers.blog.causes import CAUSES_OF_COLLAPSE
+from rankbench.papers.dong_2021.remarks import REMARKS as OF_DONG
+
+REMARKS = OF_DONG | CAUSES_OF_COLLAPSE
+del REMARKS["blog_saturation_collapses"]  # tests/test_claims_knobs.py
 
 KIND, TIED = "model.attention", "model.tied_qk"
 ALONE = "attention_only_no_norm"

@@ -1,4 +1,4 @@
-"""Claims that compare the values of one key of a sweep: rankbench.claims.sweeps, Claim.along and Claim.exists."""
+"""Claims that compare the values of one key of a sweep: rankbench.judging.sweeps, Claim.along and Claim.exists."""
 
 import math
 
@@ -10,9 +10,9 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankbench.claims import CLAIMS, Claim, judge
-from rankbench.claims.claim import AtMost, Control, NotMeasurable, above
-from rankbench.claims.sweeps import at_end, from_other_end, in_reverse, rows_at, rows_by_value, trend
+from rankbench.judging import CLAIMS, Claim, judge
+from rankbench.judging.claim import AtMost, Control, NotMeasurable, above
+from rankbench.judging.sweeps import at_end, from_other_end, in_reverse, rows_at, rows_by_value, trend
 from rankbench.report.report import gather_sweep
 
 KEY = "model.knob"

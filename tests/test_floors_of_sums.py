@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import rankbench as rb
-from rankbench.claims import CLAIMS, judge
 from rankbench.commands.compose import compose
+from rankbench.judging import CLAIMS, judge
 from rankbench.measures.frozen_network import FrozenNetwork, sums_by_length, sums_through_heads
 from rankbench.measures.norms import composite_norm, frobenius_norm, residual_matrix
 from rankbench.measures.rounding import RandomRounding, floors_of_sums, side_by_side

@@ -14,8 +14,8 @@ from omegaconf import OmegaConf
 
 from rankbench.analyses import ANALYSES, Subject, head_rank
 from rankbench.analyses.rank_theory import full_rank_head, pairs
-from rankbench.claims import judge
 from rankbench.config import conf_dir
+from rankbench.judging import judge
 from rankbench.keys import ConfigError, typed
 from rankbench.measures import amsel_theory as theory
 from rankbench.measures import lipschitz_of_networks

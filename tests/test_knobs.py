@@ -11,9 +11,9 @@ import pandas as pd
 import pytest
 import torch
 from omegaconf import OmegaConf
+from test_claims_knobs import KNOBS
 
 from rankbench.analyses import ANALYSES, Subject, collapse, residual
-from rankbench.claims.knobs import KNOBS
 from rankbench.config import conf_dir
 from rankbench.measures.states import state_metrics
 from rankbench.model import initial_model

@@ -1,4 +1,4 @@
-"""rankbench.measures.laws: closed forms against numbers computed apart and brute force; the analysis, its claims."""
+"""The laws of the papers: closed forms against numbers computed apart and brute force; the analysis, its claims."""
 
 import functools
 import itertools
@@ -10,31 +10,30 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from rankbench import judging
 from rankbench.analyses import ANALYSES, Subject, laws
-from rankbench.claims.laws import LAWS as CLAIMS
 from rankbench.config import conf_dir
 from rankbench.keys import ConfigError, typed
-from rankbench.measures.laws import (
-    LAWS,
-    antipodal,
-    cesaro,
-    depth_curse,
-    entropy_bound,
-    layernorm_rank,
-    long_context,
-    metastable,
-    norm_placement,
-    power_iteration,
-    residual_scale,
-    score_biases,
-    signal_propagation,
-    spectral_gap,
-)
+from rankbench.measures import causal_averages, entropy_bound
+from rankbench.measures.attention_matrices import beside_independent
+from rankbench.measures.law import LAWS
 from rankbench.model import initial_model
 from rankbench.model.bare import drawn_network, with_identity_values
 from rankbench.model.network import run
+from rankbench.papers.bruno_2025 import metastable
+from rankbench.papers.chen_2026 import long_context
+from rankbench.papers.fedorov_2026 import antipodal
+from rankbench.papers.giorlandino_2025 import signal_propagation
+from rankbench.papers.karagodin_2025 import norm_placement
+from rankbench.papers.kim_2021 import power_iteration, score_biases
+from rankbench.papers.nait_saada_2025 import spectral_gap
+from rankbench.papers.noci_2022 import residual_scale
+from rankbench.papers.sun_2025 import depth_curse
+from rankbench.papers.wu_2024 import layernorm_rank
+from rankbench.papers.wu_2025 import position_bias
 from rankbench.runs.tables import with_who
 
+CLAIMS = {name: claim for name, claim in judging.CLAIMS.items() if claim.table == "laws"}
 USUAL = OmegaConf.to_container(OmegaConf.load(conf_dir() / "analysis" / "laws.yaml"))
 # By law: small sizes at which every seed is within the claim's tolerance.
 SMALL = {
@@ -69,9 +68,9 @@ def cosine_after(variant, layers):
     [
         (residual_scale.cosine(1, 32, 12), 0.99225),
         (residual_scale.cosine(12**-0.5, 32, 12), 0.047988),
-        (cesaro.weight_of_first(8, 3), 0.557136),
-        (cesaro.weight_of_first(8, 10), 0.993490),
-        (cesaro.weight_of_first(8, 10, cesaro.SHARES["a = 0.3"]), 0.519079),
+        (causal_averages.weight_of_first(8, 3), 0.557136),
+        (causal_averages.weight_of_first(8, 10), 0.993490),
+        (causal_averages.weight_of_first(8, 10, causal_averages.SHARES["a = 0.3"]), 0.519079),
         *((depth_curse.variance(layers), variance) for layers, variance in ((1, 3), (8, 17), (32, 65), (64, 129))),
         *((depth_curse.variance(layers, -0.5), v) for layers, v in ((1, 3), (8, 6.44), (32, 9.12), (64, 10.49))),
         *((long_context.output_cosine(100, gamma), c) for gamma, c in ((1, 0.9933), (2, 0.8028), (3, 0.5480))),
@@ -96,12 +95,12 @@ def test_closed_forms_are_the_numbers_computed_apart(got, wanted):
 
 def test_weights_of_the_first_token_are_those_of_matrix_powers():
     average_NN = torch.ones(9, 9, dtype=torch.float64).tril() / torch.arange(1, 10)[:, None]
-    for share in cesaro.SHARES.values():
+    for share in causal_averages.SHARES.values():
         layer_NN = (1 - float(share)) * torch.eye(9, dtype=torch.float64) + float(share) * average_NN
         for layers in (1, 7):
             power_NN = torch.linalg.matrix_power(layer_NN, layers)
             for tokens in (1, 5, 9):  # rounding of a few products
-                got = cesaro.weight_of_first(tokens, layers, share)
+                got = causal_averages.weight_of_first(tokens, layers, share)
                 assert got == pytest.approx(power_NN[tokens - 1, 0].item(), abs=1e-14)
 
 
@@ -262,13 +261,13 @@ def test_independent_weights_are_at_the_law_and_others_beyond_it():
     generator = torch.Generator().manual_seed(0)
     draw = {"dtype": torch.float64, "generator": generator}
     independent = torch.randn(1, 2, 500, 500, **draw).mul(0.5).softmax(-1)
-    got = spectral_gap.beside_independent(independent, generator)
+    got = beside_independent(independent, generator)
     for name in ("singular_over_law", "shuffled_over_law", "eigenvalue_over_law"):
         assert got[name].numpy() == pytest.approx(1, abs=0.05)  # the largest of 500 values lifts the edge by 3 %
-    wide = spectral_gap.beside_independent(independent[..., :100, :], generator)
+    wide = beside_independent(independent[..., :100, :], generator)
     assert wide["singular_over_law"].numpy() == pytest.approx(1, abs=0.05) and wide["eigenvalue_over_law"].isnan().all()
     rank_one = (torch.randn(1, 1, 500, 1, **draw) * torch.randn(500, **draw)).softmax(-1)
-    alike = spectral_gap.beside_independent(rank_one, generator)
+    alike = beside_independent(rank_one, generator)
     assert alike["singular_over_law"] > 3 and alike["shuffled_over_law"] < alike["singular_over_law"] / 2
 
 
@@ -309,7 +308,7 @@ def test_accumulated_weights_are_those_that_make_the_states(model_config):
     drawn = with_identity_values(drawn_network(model_config(), generator, 6, **keys))
     x_NN = torch.randn(6, 6, dtype=torch.float64, generator=generator)
     weights = [torch.linalg.solve(x_NN, step.output_BND[0], left=False)[-1, 0] for step in run(drawn, x_NN[None])]
-    got_L = cesaro.accumulated(drawn, x_NN[None], 0.3)
+    got_L = position_bias.accumulated(drawn, x_NN[None], 0.3)
     assert got_L.tolist() == pytest.approx(torch.stack(weights).tolist(), abs=1e-10)  # condition of x, up to 1e4
 
 

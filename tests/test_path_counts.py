@@ -9,8 +9,8 @@ import torch
 from omegaconf import OmegaConf
 
 from rankbench.analyses import ANALYSES, Subject, path_counts
-from rankbench.claims import published
 from rankbench.config import conf_dir
+from rankbench.judging import published
 from rankbench.keys import ConfigError, typed
 from rankbench.model import build_model
 from rankbench.runs.tables import read_table, with_who, write_table

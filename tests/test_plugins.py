@@ -1,4 +1,4 @@
-"""rankbench.plugins: tasks, analyses and YAML files of the package in tests/example_plugin, named or installed."""
+"""rankbench.plugins: what the package in tests/example_plugin brings, named or installed."""
 
 import re
 import shutil
@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from matplotlib.text import Text
 
 import rankbench as rb
 from rankbench import config, plugins
@@ -18,20 +19,26 @@ from rankbench.commands.completion import candidates
 from rankbench.commands.compose import as_keys, compose, load_plugins, resolve
 from rankbench.commands.composition import composed
 from rankbench.commands.usage import explained, list_of_presets, usage
+from rankbench.judging import CLAIMS, PAPERS, figures_published, judge
+from rankbench.judging.registries import paper_of
 from rankbench.keys import ConfigError
+from rankbench.measures.law import LAWS
 from rankbench.model.weightings import ATTENTIONS
 from rankbench.report.scoreboard import scoreboard
 from rankbench.runs.machine import Machine
+from rankbench.runs.tables import read_table
 from rankbench.tasks import TASKS
 
 EXAMPLE = Path(__file__).parent / "example_plugin"
 NAMED = "plugins=[lettercount]"
+OWN = {"nobody_small_weights", "law_letters_alike", "letters_alike", "Nobody 2026"}
 
 
 @contextmanager
 def process(*path):
     """What a process has that has taken no plug-in yet and finds modules in these folders, too."""
-    state = [TASKS, ANALYSES, ATTENTIONS, config.ATTENTIONS, plugins.FOUND, plugins.LOADED, sys.path]
+    state = [TASKS, ANALYSES, ATTENTIONS, *(registry.held for registry in (CLAIMS, LAWS, PAPERS))]
+    state += [config.ATTENTIONS, plugins.FOUND, plugins.LOADED, sys.path]
     before = [held.copy() for held in state]
     sys.path[:] = [*map(str, path), *sys.path]
     try:
@@ -60,6 +67,9 @@ def elsewhere(tmp_path, monkeypatch):
         for name in ("letter_count", "modular_addition", "weight_sizes", "inverse_square"):
             for registry in (TASKS, ANALYSES, ATTENTIONS):
                 registry.pop(name, None)
+        for registry in (CLAIMS, LAWS, PAPERS):
+            for name in OWN & set(registry):
+                del registry[name]
         config.ATTENTIONS[:] = ATTENTIONS
         sys.modules.pop("lettercount", None)
         yield tmp_path
@@ -70,6 +80,52 @@ def test_task_analysis_and_preset_of_a_named_plugin(run):
     sizes = run.table("weight_sizes").query("weights == 'trained'").set_index("parameter").weight_size
     weights = {name: weight[0].double().square().sum().sqrt().item() for name, weight in run.weights().items()}
     assert sizes.to_dict() == pytest.approx(weights, rel=1e-12) and weights
+
+
+def test_a_claim_of_a_plugins_paper_is_judged_beside_its_published_number(run, elsewhere):
+    (verdict,) = read_table(run.folder / "verdicts.csv").to_dict("records")
+    assert (verdict["claim"], verdict["outcome"], verdict["published"]) == ("nobody_small_weights", "held", 2.5)
+    sizes = run.table("weight_sizes")
+    assert verdict["measured"] == pytest.approx(sizes.weight_size.max(), rel=1e-12)
+    sys.path.append(str(EXAMPLE))
+    with pytest.raises(ConfigError, match=r"^claims=nobody_small_weights: unknown"):
+        rb.analyze(["model=san", "claims=[nobody_small_weights]"], "residual")
+    tables = rb.analyze(run, "paths", plugins="lettercount", sequences=4, repeats=1)
+    assert paper_of(verdict["source"]) == "Nobody 2026"
+    assert "letter_count_weights" in figures_published()
+    figure = rb.plot(tables["paths"], published="letter_count_weights")
+    assert any("Nobody" in text.get_text() for text in figure.findobj(Text))
+    with pytest.raises(ConfigError, match=r"^published=letter_count: unknown, did you mean letter_count_weights"):
+        rb.plot(tables["paths"], published="letter_count")
+
+
+def test_a_law_of_a_plugin_is_judged_and_drawn(elsewhere):
+    sys.path.append(str(EXAMPLE))
+    words = [NAMED, "model=san", "model.layers=1", "replicas=5", "claims=[law_letters_alike]"]
+    table = rb.analyze(words, "laws", law="letters_alike", out=elsewhere / "laws")["laws"]
+    (verdict,) = read_table(elsewhere / "laws" / "verdicts.csv").to_dict("records")
+    assert (verdict["claim"], verdict["outcome"]) == ("law_letters_alike", "held")
+    assert (elsewhere / "laws" / "laws.png").exists()
+    assert rb.plot(table).axes[0].get_xlabel() == "letters in the alphabet"
+    # letters that are alike more often than they should be
+    off = table.assign(value=table.value + 0.05 * (table.curve == "simulated"))
+    assert judge("law_letters_alike", off)[0]["outcome"] == "failed"
+    assert "letters_alike" in usage("analyze", [NAMED, "analysis.laws.law"])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("source,figure\nmine,fig1\n", "has the columns source, figure; they must be source, figure, where, "),
+        ("source,figure,where,series,x,value,unit\nme,kim_table2,,a,1,2,nats\n", "figure kim_table2 exists already"),
+    ],
+)
+def test_published_numbers_that_do_not_fit_are_refused(elsewhere, text, said):
+    (elsewhere / "mine.py").write_text("TASKS = {}")
+    (elsewhere / "published.csv").write_text(text)
+    load_plugins(["mine"])
+    with pytest.raises(ConfigError, match=f"published.csv: {said}"):
+        figures_published()
 
 
 def test_a_finite_set_is_split_anew_by_each_seed_without_an_overlap(elsewhere):
@@ -192,13 +248,16 @@ def test_a_job_takes_the_plugins_of_its_config(elsewhere):
         ({"mine.py": "raise SystemExit(3)"}, r"cannot be imported \(SystemExit: 3\)"),
         (
             {"mine.py": ""},
-            "not a plug-in; a plug-in has a dict TASKS, ANALYSES or ATTENTIONS, or a folder conf next to it",
+            "not a plug-in; a plug-in has a dict TASKS, ANALYSES, ATTENTIONS, CLAIMS, LAWS or PAPERS, or "
+            "next to it a folder conf or a file published.csv",
         ),
         ({"mine.py": "TASKS = {'a': int, 'sorting': int}"}, "TASKS has sorting, which exists already"),
         (
             {"mine.py": "TASKS = {'a': int}\nANALYSES = {'b': int}"},
             "ANALYSES is not a dict with values of type Analysis",
         ),
+        ({"mine.py": "CLAIMS = {'mine': 'that it is so'}"}, "CLAIMS is not a dict with values of type Claim"),
+        ({"mine.py": "PAPERS = {'Dong et al. 2021': ''}"}, "PAPERS has Dong et al. 2021, which exists already"),
         ({"mine.py": "ATTENTIONS = {'mine': len}"}, "ATTENTIONS is not a dict with values of type Weighting"),
         (
             {"mine.py": "from rankbench.model.weightings import Relu\nATTENTIONS = {'relu': Relu()}"},
@@ -233,6 +292,8 @@ def test_presets_of_plugins_are_listed_explained_and_reported(run, elsewhere, mo
     (folder / ".hydra" / "hydra.yaml").write_text("hydra: {runtime: {choices: {experiment: counting}}}")
     (elsewhere / "page").mkdir()
     assert scoreboard("counting", elsewhere / "page")[0].startswith("1 of 1 presets run")
+    pages = [page.read_text() for page in (elsewhere / "page").glob("*.html")]
+    assert any("Counting letters with one head" in page for page in pages)
 
 
 def test_a_preset_without_comments_is_listed_by_its_name(elsewhere):

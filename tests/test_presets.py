@@ -13,10 +13,10 @@ import pandas as pd
 import pytest
 from omegaconf import OmegaConf
 
-from rankbench.claims import published
 from rankbench.commands import composition
 from rankbench.commands.compose import compose, resolve
 from rankbench.config import BUDGETS, conf_dir
+from rankbench.judging import published
 from rankbench.presets import described, presets
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -43,8 +43,8 @@ def test_there_are_presets():
 @pytest.mark.parametrize("name", PRESETS)
 def test_composes_at_every_budget_and_budgets_are_ordered(name):
     from rankbench.analyses import ANALYSES
-    from rankbench.claims import CLAIMS
     from rankbench.commands.checks import check_everything
+    from rankbench.judging import CLAIMS
 
     def updates(cfg):
         each = cfg.trainer.steps

@@ -15,7 +15,7 @@ import yaml
 from browser import PROGRAM, Browser
 from PIL import Image
 
-from rankbench.claims import CLAIMS, beside_second, of_today
+from rankbench.judging import CLAIMS, beside_second, of_today
 from rankbench.keys import ConfigError
 from rankbench.plots.pictures import png_within
 from rankbench.presets import presets

@@ -1,4 +1,4 @@
-"""rankbench.claims.statement: settings put together by hand-written verdicts, and Holm's method by its definition."""
+"""rankbench.judging.statement: settings put together by hand-written verdicts, and Holm's method by its definition."""
 
 import itertools
 import math
@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankbench.claims import CLAIMS, PAPERS, statement_line, statements_of, table_of, verdict_line, with_holm
-from rankbench.claims.claim import NOTHING
-from rankbench.claims.papers import paper_of
+from rankbench.judging import CLAIMS, PAPERS, statement_line, statements_of, table_of, verdict_line, with_holm
+from rankbench.judging.claim import NOTHING
+from rankbench.judging.registries import paper_of
 
 VERDICT = {"claim": "grows", "kind": "claim", "side": +1, "line": 0.6, "claimed": "> 0.6", "threshold": "ours"}
 VERDICT |= {"exists": False, "interval": "t", "is_bound": False, "num_repeats": 5, "repeats": "seed"}

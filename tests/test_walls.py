@@ -2,6 +2,10 @@
 
 import ast
 import functools
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,8 +19,8 @@ FLOORS = [
     {"__main__", "api"},
     {"commands"},
     {"bench", "report", "observing"},
-    {"analyses", "training"},
-    {"claims", "plots"},
+    {"analyses", "training", "papers"},
+    {"judging", "plots"},
     {"measures", "runs"},
     {"model", "presets"},
     {"plugins"},
@@ -24,8 +28,9 @@ FLOORS = [
     {"tasks", "config", "progress"},
     {"keys", "seeds"},
 ]
-# Libraries that one room alone knows, and the modules of measures that are formulas alone.
+# Libraries that one room alone knows, the rooms that papers know, and the modules of measures that are formulas alone.
 OWN_ROOM = {"hydra": "commands", "matplotlib": "plots", "jinja2": "report"}
+KNOWN_TO_PAPERS = {"judging", "measures", "model", "config", "runs"}
 FORMULAS = ["norms", "states", "attention_matrices", "dependence", "dong_theory", "amsel_theory"]
 
 
@@ -73,6 +78,20 @@ def trespassing(pairs):
             yield module, imported
 
 
+def about_papers(pairs):
+    """The imports of papers from elsewhere, and those by papers of rooms, or other papers, that they do not know."""
+    for module, imported in pairs:
+        into = room(imported)
+        if room(module) != "papers":
+            if into == "papers":
+                yield module, imported
+        elif into == "papers":
+            if module.split(".")[2] != imported.split(".")[2]:
+                yield module, imported
+        elif into is not None and into not in KNOWN_TO_PAPERS:
+            yield module, imported
+
+
 def test_every_room_has_its_floor():
     modules = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
     assert modules - {"__init__"} == set().union(*FLOORS)
@@ -88,6 +107,34 @@ def test_a_library_stays_in_its_room():
     assert {imported.partition(".")[0] for _, imported in pairs} >= set(OWN_ROOM)
 
 
+def test_nothing_imports_a_paper_and_papers_know_little():
+    pairs = imports_of(PACKAGE)
+    assert list(about_papers(pairs)) == []
+    assert len([module for module, _ in pairs if room(module) == "papers"]) > 100
+
+
+def test_a_paper_goes_with_its_folder(tmp_path):
+    """The package with one paper alone, in a process of its own."""
+    kept = "joseph_2024"
+    others = shutil.ignore_patterns("__pycache__", *(path.parent.name for path in PACKAGE.glob("papers/*/__init__.py")))
+    shutil.copytree(PACKAGE, tmp_path / "rankbench", ignore=others)
+    shutil.copytree(PACKAGE / "papers" / kept, tmp_path / "rankbench" / "papers" / kept)
+    (tmp_path / "conf").symlink_to(PACKAGE.parent / "conf")
+    lines = [
+        "import rankbench",
+        "from rankbench.judging import CLAIMS, PAPERS, figures_published",
+        "from rankbench.measures.law import LAWS",
+        "tables = rankbench.analyze(['model=san', 'model.layers=1'], 'residual', 'attention', sequences=2)",
+        "print(rankbench.__file__, *CLAIMS, *PAPERS, *figures_published(), *LAWS, *tables, sep=chr(10))",
+    ]
+    command, process = [sys.executable, "-c", "; ".join(lines)], {"cwd": tmp_path, "text": True, "capture_output": True}
+    told = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(tmp_path)}, **process)
+    assert told.returncode == 0, told.stderr
+    file, *names = told.stdout.split("\n")[:-1]
+    assert Path(file).is_relative_to(tmp_path)
+    assert names == ["knob_lambda_skip", "knob_lambda_skip_enough", "Joseph et al. 2024", "residual", "attention"]
+
+
 @pytest.mark.parametrize("name", FORMULAS)
 def test_formulas_know_no_model(name):
     pairs = [imported for module, imported in imports_of(PACKAGE) if module == f"rankbench.measures.{name}"]
@@ -100,8 +147,11 @@ def test_formulas_know_no_model(name):
     [
         ("measures/norms.py", "from rankbench.analyses import residual", upward),
         ("model/linear.py", "def late():\n    from rankbench import report", upward),
-        ("claims/kim.py", "import matplotlib.pyplot as plt", trespassing),
+        ("judging/claim.py", "import matplotlib.pyplot as plt", trespassing),
         ("analyses/paths.py", "def late():\n    import hydra", trespassing),
+        ("report/results.py", "def late():\n    from rankbench import papers", about_papers),
+        ("papers/blog/claims.py", "from rankbench.papers.dong_2021.paths import FIG3", about_papers),
+        ("papers/blog/claims.py", "from rankbench.analyses import residual", about_papers),
     ],
 )
 def test_a_breach_is_found(tmp_path, file, line, find):

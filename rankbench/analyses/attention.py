@@ -21,6 +21,7 @@ from rankbench.measures.attention_matrices import (
     SUM_ERROR,
     Rows,
     attention_metrics,
+    beside_independent,
     gap_eigenvalue,
     is_chain,
     is_signed,
@@ -28,8 +29,7 @@ from rankbench.measures.attention_matrices import (
     shares,
 )
 from rankbench.measures.by_layer import moments
-from rankbench.measures.laws.entropy_bound import of_heads
-from rankbench.measures.laws.spectral_gap import beside_independent
+from rankbench.measures.entropy_bound import of_heads
 from rankbench.measures.module_reading import ReadModule
 from rankbench.measures.norms import at_least_float32, composite_norm, cosine, residual_matrix
 from rankbench.measures.rounding import (
@@ -104,9 +104,9 @@ def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
     output at a token and the token's own value.
 
     Where every query sees every key, also singular_over_law, shuffled_over_law and eigenvalue_over_law
-    (rankbench.measures.laws.spectral_gap), which are 1 for independent weights. For our networks and checkpoints also
+    (`beside_independent` there), which are 1 for independent weights. For our networks and checkpoints also
     entropy_nats, least_entropy_nats, score_norm_bound and entropy_bound_nats: the entropy of rows and its lower bound,
-    over all tokens (rankbench.measures.laws.entropy_bound.of_heads). Metrics that no head has are left out.
+    over all tokens (rankbench.measures.entropy_bound.of_heads). Metrics that no head has are left out.
 
     Over the first sequences (16, fewer where P is large): attention_relative_noise_floor, the rounding error of
     attention_relative_residual (rankbench.measures.rounding), over sequences whose P is not zero;

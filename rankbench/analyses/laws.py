@@ -1,6 +1,6 @@
 """Laws of newer theory: closed forms compared with simulations and with networks of ours.
 
-The formulas are in rankbench.measures.laws.
+The formulas are those of the papers, in rankbench.papers.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ import torch
 
 from rankbench.analyses.analysis import Analysis, Subject
 from rankbench.keys import ConfigError, key
-from rankbench.measures.laws import CLAIMED, LAWS
+from rankbench.measures.law import CLAIMED, LAWS
 from rankbench.plots.laws import draw_laws
 from rankbench.seeds import generator_for
 

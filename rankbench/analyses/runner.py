@@ -15,8 +15,17 @@ from rankbench.analyses import ANALYSES, ModuleSubject, Plan, Subject
 from rankbench.analyses.kept_seeds import SECONDS_KEPT, KeptSeeds
 from rankbench.analyses.modules import checked_subjects, described, is_foreign, network_table
 from rankbench.analyses.subjects import check_finite, subjects_of, subjects_of_run
-from rankbench.claims import CLAIMS, Facet, figures_published, judge, published, statement_line, statements_of, table_of
 from rankbench.config import AnalyzeConfig, BaseConfig, TrainConfig
+from rankbench.judging import (
+    CLAIMS,
+    Facet,
+    figures_published,
+    judge,
+    published,
+    statement_line,
+    statements_of,
+    table_of,
+)
 from rankbench.keys import ConfigError, check_known, typed
 from rankbench.model import skeleton
 from rankbench.model.kinds import kinds_of_task

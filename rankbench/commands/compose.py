@@ -3,7 +3,7 @@
 import dataclasses
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -86,11 +86,14 @@ def load_plugins(names: Iterable[str] = ()) -> None:
     plugins.find(names)
     if plugins.waiting():
         from rankbench.analyses import ANALYSES, Analysis
+        from rankbench.judging import CLAIMS, PAPERS, Claim
+        from rankbench.measures.law import LAWS, Law
         from rankbench.model.weightings import ATTENTIONS, Weighting
         from rankbench.tasks import TASKS
 
-        registries: dict[str, tuple[dict[str, Any], type]]
+        registries: dict[str, tuple[MutableMapping[str, Any], type]]
         registries = {"TASKS": (TASKS, type), "ANALYSES": (ANALYSES, Analysis), "ATTENTIONS": (ATTENTIONS, Weighting)}
+        registries |= {"CLAIMS": (CLAIMS, Claim), "LAWS": (LAWS, Law), "PAPERS": (PAPERS, str)}
         plugins.load(registries)
         config.ATTENTIONS[:] = ATTENTIONS
 

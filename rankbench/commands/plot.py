@@ -13,7 +13,7 @@ from rankbench.keys import ConfigError, check_known
 
 def check(cfg: PlotConfig, words: Sequence[str] = ()) -> None:
     """Raise ConfigError for a table that cannot be drawn."""
-    from rankbench.claims import figures_published
+    from rankbench.judging import figures_published
     from rankbench.plots import check_style
     from rankbench.report.figures import drawable
 

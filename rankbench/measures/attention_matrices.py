@@ -90,6 +90,30 @@ def gap_eigenvalue(p_BHNM: Tensor, stochastic: bool) -> Tensor:
     return spectral_gap(p_BHNM) if stochastic else spectral_gap(shares(p_BHNM)).where(is_chain(p_BHNM), math.nan)
 
 
+def beside_independent(p_BHNM: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+    """Second values of P, without a mask, over the law's for independent weights with the same s; (B, H).
+
+    For independent weights before rows are divided by their sums sqrt(N) sigma_2 tends to 2 s and sqrt(N) |lambda_2| to
+    s, s^2 the variance of the weights over the square of their mean (Bordenave, Caputo and Chafai 2012).
+
+    s^2: M times the mean over rows of sum_j (P_ij - 1/M)^2. singular_over_law: sigma_2 over s (1/sqrt(M) + sqrt(N)/M),
+    which is 2 s/sqrt(N) for N = M. eigenvalue_over_law: |lambda_2| over s/sqrt(N), nan for N != M. shuffled_over_law:
+    singular_over_law with the weights of each row in a random order, which makes them independent of one another. Its
+    distance from 1 shows the effect of a finite N and of heavy tails on the law. nan if all weights are equal.
+    """
+    num_queries, num_keys = p_BHNM.shape[-2:]
+    deviation_BH = (p_BHNM - 1 / num_keys).square().sum(-1).mean(-1).mul(num_keys).sqrt()
+    unequal_BH = torch.where(deviation_BH > 0, deviation_BH, math.nan)
+    edge_BH = unequal_BH * (num_keys**-0.5 + num_queries**0.5 / num_keys)
+    order = torch.rand(p_BHNM.shape, generator=generator).argsort(-1).to(p_BHNM.device)
+    second_BH, shuffled_BH = (torch.linalg.svdvals(w)[..., 1] for w in (p_BHNM, p_BHNM.gather(-1, order)))
+    return {
+        "singular_over_law": second_BH / edge_BH,
+        "shuffled_over_law": shuffled_BH / edge_BH,
+        "eigenvalue_over_law": (1 - spectral_gap(p_BHNM)) * num_queries**0.5 / unequal_BH,
+    }
+
+
 def _eigenvalue_moduli(p_BHNM: Tensor) -> Tensor:
     """|lambda| of each matrix, (B, H, N); nan for one on which the solver does not converge."""
     try:

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from rankbench.measures.laws import CLAIMED, CONTROL, LAWS
+from rankbench.measures.law import CLAIMED, CONTROL, LAWS
 from rankbench.plots.figure import grid_of, legend, log_y, mean_line, styled, ticks, title
 from rankbench.plots.style import GREY, INK, colour_of, marker_of
 from rankbench.runs.tables import mean_and_spread

@@ -11,8 +11,8 @@ from typing import Any
 
 import pandas as pd
 
-from rankbench.claims import CLAIMS, PAPERS, SECOND_SEED, is_outdated, judge, of_today, statements_of, with_holm
 from rankbench.config import BUDGETS
+from rankbench.judging import CLAIMS, PAPERS, SECOND_SEED, is_outdated, judge, of_today, statements_of, with_holm
 from rankbench.presets import Preset, described, presets
 from rankbench.report.jobs import runs_in, status_of, varying_keys
 from rankbench.report.page import as_typed_command, commits_of, recorded_command, records
@@ -135,7 +135,7 @@ def across_presets(verdicts: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for statement in with_holm(statements_of(settings))
     ]
     position = {paper: number for number, paper in enumerate(PAPERS)}
-    return sorted(statements, key=lambda row: (row["kind"] == "check", position[row["paper"]]))
+    return sorted(statements, key=lambda row: (row["kind"] == "check", position.get(row["paper"], len(position))))
 
 
 def _preset_runs(outputs: Path) -> Iterator[PresetRun]:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from rankbench.analyses.runner import judge_all
-from rankbench.claims import CLAIMS, figures_published
 from rankbench.config import NOTHING_CHOSEN, StudyKeys
+from rankbench.judging import CLAIMS, figures_published
 from rankbench.keys import ConfigError, closest
 from rankbench.report.figures import FIGURES, draw_analyses, draw_final, draw_observed, draw_study, final_value
 from rankbench.report.jobs import SILENT, config_of, flattened, keys_of, runs_in, shared, values_of, varying_keys

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from rankbench.claims import (
+from rankbench.judging import (
     NOT_JUDGED,
     OUTCOMES,
     PAPERS,
@@ -131,7 +131,7 @@ def write_pages(
         (folder / "presets" / preset).mkdir(parents=True, exist_ok=True)
         write_table(pd.DataFrame(run.verdicts or {"claim": []}), folder / "presets" / preset / SECOND)
     papers = grouped(statements, lambda row: row["paper"])
-    for paper in PAPERS:
+    for paper in dict.fromkeys([*PAPERS, *papers]):
         if paper in papers:
             at_home = [board for board in boards if home.get(board["preset"]) == paper]
             write_text(folder / _page_of(paper), "\n".join(_paper_page(paper, papers[paper], at_home, home, folder)))
@@ -240,7 +240,7 @@ def _paper_page(
     paper: str, statements: list[dict[str, Any]], boards: list[dict[str, str]], home: dict[str, str], folder: Path
 ) -> Iterator[str]:
     claims, checks = ([row for row in statements if row["kind"] == kind] for kind in ("claim", "check"))
-    yield f"{MARK}\n# {paper}: {PAPERS[paper]}\n\n[All results]({INDEX})\n"
+    yield f"{MARK}\n# {paper}: {PAPERS.get(paper, 'its claims')}\n\n[All results]({INDEX})\n"
     if claims:
         yield markdown(pd.DataFrame([_row_of_claim(row) for row in claims]))
         yield f"{THRESHOLDS}\n"

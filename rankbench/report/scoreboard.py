@@ -13,7 +13,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from rankbench.analyses import ANALYSES
-from rankbench.claims import (
+from rankbench.judging import (
     OUTCOMES,
     PAPERS,
     SECOND_SEED,

@@ -1,6 +1,8 @@
-"""An example of a plug-in: two tasks, counting letters and adding modulo p; an analysis, the sizes of the weights; and
-an attention."""
+"""An example of a plug-in: two tasks, counting letters and adding modulo p; an analysis, the sizes of the weights; an
+attention; and a paper of its own, with a law, two claims and, in published.csv, the numbers it prints.
+"""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -9,7 +11,11 @@ import torch
 import torch.nn.functional as F
 
 from rankbench.analyses import Analysis, Subject
+from rankbench.judging import Claim, published
+from rankbench.judging.claim import Control, below
+from rankbench.judging.of_laws import agrees
 from rankbench.keys import key
+from rankbench.measures.law import CLAIMED, CONTROL, Law
 from rankbench.model.weightings import Start, Weighting, hidden_as
 from rankbench.tasks import Batch, Finite
 from rankbench.tasks.task import ABSENT
@@ -114,6 +120,52 @@ class InverseSquare(Weighting):
         return {}  # the weights are no function of a bilinear form
 
 
+ALPHABETS = (2, 4, 8)
+
+
+def predicted(samples: int) -> Iterator[tuple[str, float, float]]:
+    """Chance that two letters are alike, by the size of their alphabet."""
+    yield from (("two letters", alphabet, 1 / alphabet) for alphabet in ALPHABETS)
+
+
+def simulated(generator: torch.Generator, samples: int) -> Iterator[tuple[str, str, float, float]]:
+    """How often they are; in the control the last letter is drawn twice as often as any other."""
+    for setup, extra in ((CLAIMED, 0), (CONTROL, 1)):
+        for alphabet in ALPHABETS:
+            letters_2B = torch.randint(alphabet + extra, (2, samples), generator=generator).clamp(max=alphabet - 1)
+            yield setup, "two letters", alphabet, (letters_2B[0] == letters_2B[1]).double().mean().item()
+
+
+def printed(rows: pd.DataFrame) -> pd.DataFrame:
+    """The paper's number in the format of weight_sizes."""
+    numbers = published("letter_count_weights")
+    return pd.DataFrame({"weight_size": numbers[numbers.unit == "norm"].value})
+
+
+SMALL_WEIGHTS = Claim(
+    statement="No weight of a head that counts is above 100 (largest norm of a parameter; threshold: ours).",
+    source="Nobody 2026, Table 1",
+    table="weight_sizes",
+    measure=lambda rows: rows.weight_size.max(),
+    claimed=below(100.0),
+    control=Control.beyond("parameters with a norm of 101", weight_size=101.0),
+    why_untrained=None,
+    exact=True,
+    published=printed,
+)
+
 TASKS = {"letter_count": LetterCount, "modular_addition": ModularAddition}
 ATTENTIONS = {"inverse_square": InverseSquare()}
 ANALYSES = {"weight_sizes": Analysis(Options, table, None, digest, ("weight_size",))}
+PAPERS = {"Nobody 2026": "Counting letters with one head"}
+LAWS = {"letters_alike": Law({"samples": 40_000}, predicted, "letters in the alphabet", "chance", simulated=simulated)}
+CLAIMS = {
+    "nobody_small_weights": SMALL_WEIGHTS,
+    "law_letters_alike": agrees(
+        law="letters_alike",
+        line=0.02,  # eight standard deviations of a share of 40,000
+        statement="Two random letters are alike in one of as many cases as there are letters",
+        source="Nobody 2026, eq. 1",
+        control="a last letter that is drawn twice as often",
+    ),
+}

@@ -1,0 +1,35 @@
+"""The numbers that papers print, from the files published.csv of papers and plug-ins."""
+
+from pathlib import Path
+
+import pandas as pd
+
+from rankbench import plugins
+from rankbench.keys import ConfigError
+
+COLUMNS = ["source", "figure", "where", "series", "x", "value", "unit"]
+
+
+def published(figure: str) -> pd.DataFrame:
+    """Published numbers of one figure; columns: source, figure, where (their facet), series, x, value, unit."""
+    table = _all_published()
+    return table[table.figure == figure].reset_index(drop=True)
+
+
+def figures_published() -> list[str]:
+    """Names of the figures with published numbers."""
+    return _all_published().figure.unique().tolist()
+
+
+def _all_published() -> pd.DataFrame:
+    """All numbers. ConfigError for a file of a plug-in with other columns, or with a figure that exists already."""
+    tables: dict[Path, pd.DataFrame] = {}
+    for path in plugins.published_files():
+        table = pd.read_csv(path)
+        if list(table) != COLUMNS:
+            raise ConfigError(f"{path}: has the columns {', '.join(table)}; they must be {', '.join(COLUMNS)}")
+        for before in tables.values():
+            if known := sorted({*before.figure} & {*table.figure}):
+                raise ConfigError(f"{path}: figure {known[0]} exists already; give it another name")
+        tables[path] = table
+    return pd.concat(tables.values(), ignore_index=True) if tables else pd.DataFrame(columns=COLUMNS)

@@ -1,0 +1,12 @@
+"""Dong et al. 2021: pure attention loses rank; paths, and what skips, MLPs and norms do."""
+
+from rankbench.papers.dong_2021.collapse import COLLAPSE
+from rankbench.papers.dong_2021.paths import PATHS
+from rankbench.papers.dong_2021.remarks import REMARKS
+
+__all__ = ["CLAIMS", "PAPERS"]
+
+PAPERS = {
+    "Dong et al. 2021": "Attention is not all you need: pure attention loses rank doubly exponentially with depth"
+}
+CLAIMS = PATHS | COLLAPSE | REMARKS

@@ -1,0 +1,80 @@
+"""Sentences of Dong et al. 2021 said in passing, as tests on tables that other claims use as well."""
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pandas as pd
+
+from rankbench.judging.claim import AtMost, Claim, NotMeasurable, above, below
+from rankbench.judging.residual_left import kept_measured, layers_ahead
+from rankbench.judging.sweeps import log10_of, rows_at, with_exchanged
+from rankbench.papers.dong_2021.paths import FIG3, PATHS, every_seed_goes_round
+
+SKIP, ALONE = "san_skip", "san"  # model of dong_fig3_circle: attention with a skip, and alone
+
+# Measures: one seed's rows -> a number
+
+
+def _ahead_of_softmax(rows: pd.DataFrame, attention: str) -> float:
+    """Layers by which the collapse under this attention is ahead of that under the softmax of dot products."""
+    logs = [log10_of(kept_measured(rows_at(rows, "model.attention", name))) for name in (attention, "dot")]
+    if any(isinstance(log, AtMost) for log in logs):
+        raise NotMeasurable("rounding hides what is left")
+    return layers_ahead(*logs)
+
+
+def _moves_less(rows: pd.DataFrame) -> float:
+    with_skip, alone = (_way(rows_at(rows, "model", name)) for name in (SKIP, ALONE))
+    return float(with_skip < alone)
+
+
+def _way(rows: pd.DataFrame) -> float:
+    """Length of the way of both points under the trained layer, for each step that it ran."""
+    trained = rows[rows.weights == "trained"].sort_values("step")
+    moved = trained.groupby("token")[["x", "y"]].diff()
+    return np.hypot(moved.x, moved.y).sum() / trained.step.max()
+
+
+def _xformer(attention: str, side: int, statement: str) -> Claim:
+    return Claim(
+        statement=f"{statement} (layers by which it is ahead of the softmax: log3 of the ratio of the logarithms of "
+        "what is left of the embedding's relative residual).",
+        source="Dong et al. 2021, Remark 1, expected there",
+        table="residual",
+        measure=partial(_ahead_of_softmax, attention=attention),
+        claimed=(above if side > 0 else below)(0.0),
+        along="model.attention",
+        why_untrained=None,
+        control=with_exchanged("model.attention", attention, "dot"),
+    )
+
+
+REMARKS: dict[str, Claim] = {
+    "dong_low_rank_collapses_faster": _xformer(
+        "kernel", +1, "Attention whose weights have a low rank, here of kernels, collapses even faster"
+    ),
+    "dong_sparse_collapses_slower": _xformer(
+        "sparse", -1, "Attention to random parts of the keys, here a quarter of them, collapses more slowly"
+    ),
+    "dong_fig4_consistent": replace(
+        PATHS["dong_fig4_falls_with_length"],
+        statement="Whatever the depth, the number of heads, the alphabet, the length and the width, accuracy falls "
+        "with path length (as in dong_fig4_falls_with_length).",
+        since="",
+    ),
+    "dong_fig3_skips_slow_points": Claim(
+        statement="Skips slow the points down: run freely, the points of attention with a skip go a shorter way in a "
+        "step than those of attention alone (share of seeds; the line, half of them, is ours).",
+        source=FIG3,
+        table="rollout",
+        measure=_moves_less,
+        claimed=above(0.5),
+        scale="rate",
+        either_way=(0.0, 1.0),
+        along="model",
+        applies=lambda rows: {SKIP, ALONE} <= set(rows.model),
+        why_untrained=lambda rows: every_seed_goes_round(rows[rows.model.isin([SKIP, ALONE])]),
+        control=with_exchanged("model", SKIP, ALONE),
+    ),
+}

@@ -1,0 +1,73 @@
+"""Claims and checks of our own."""
+
+from functools import partial
+
+import numpy as np
+import pandas as pd
+
+from rankbench.judging.claim import Claim, Control, NotMeasurable, above, below, has_row
+from rankbench.judging.lipschitz import LOWER, bound_holds, of_layers
+from rankbench.judging.residual_left import left_at
+from rankbench.judging.sweeps import TENTH_MORE
+
+
+def _off_exact(rows: pd.DataFrame) -> float:
+    """Largest distance, over odd N, between the best lower bound and the exact constant."""
+    rows = rows[rows.p == np.inf]
+    exact = rows[rows.kind == "exact"].set_index("tokens").value
+    best = rows[rows.kind == "lower_bound"].groupby("tokens").value.max().reindex(exact.index)
+    if best.isna().any():
+        raise NotMeasurable("no ascent at some number of tokens with an exact constant")
+    return (best - exact).abs().max()
+
+
+def _bound_grown(rows: pd.DataFrame) -> float:
+    """log10 of the bound for p = inf at the last training step over that at the first; minimum over the layers."""
+    bounds = rows[np.isfinite(rows.lipschitz_inf)].set_index("step").sort_index().groupby("layer").lipschitz_inf
+    return np.log10(bounds.last() / bounds.first()).min()
+
+
+def _bound_is_free(rows: pd.DataFrame) -> bool:
+    """Whether any bound changes in training; a layer that divides by its bound keeps it the same at every step."""
+    bounds = rows[np.isfinite(rows.lipschitz_inf)].groupby(["seed", "layer"]).lipschitz_inf
+    return bool((bounds.max() > (1 + 1e-9) * bounds.min()).any())
+
+
+CLAIMS: dict[str, Claim] = {
+    "kim_own_bound_holds": bound_holds(
+        "one_dimension",
+        "that constant",
+        statement="No measured Jacobian norm is above rankbench's own constant of one head of width 1, exact for p = "
+        "inf at odd N and else a bound (smallest ratio of constant to norm).",
+        source="rankbench",
+    ),
+    "kim_fig2_exact": of_layers(
+        statement="At odd N the best lower bound is the exact constant 1 + 4 W0((N - 1) e^-3/2) of one head of width "
+        "1 (largest distance, to either side).",
+        source="rankbench",
+        measure=_off_exact,
+        claimed=below(1e-3),
+        applies=partial(has_row, quantity="one_dimension", kind="exact", p=np.inf),
+        is_check=True,
+        control=Control.beyond("each ascent ends .002 higher", of=LOWER, value="value + 0.002"),
+    ),
+    "kim_bound_grows": Claim(
+        statement="The steps of training make the bound on Lip_inf of every attention layer grow by more than a tenth "
+        "(log10 of the last over the first, of the layer where it grows least; threshold: ours, log10 of 1.1).",
+        source="rankbench, with the bound of Kim et al. 2021, Theorem 3.2",
+        table="dynamics",
+        measure=_bound_grown,
+        claimed=above(TENTH_MORE),
+        applies=_bound_is_free,
+        why_untrained=None,  # it speaks of the steps that were taken, however many
+        control=Control.beyond("the same steps in reverse order", step="step.max() - step"),
+    ),
+    "knob_exclusive_keeps": left_at(
+        key="model.exclusive",
+        end=-1,
+        statement="With exclusive heads",
+        source="rankbench, knob_exclusive: not a claim of Zhai 2026",
+        table="residual",
+        exists=False,
+    ),
+}
