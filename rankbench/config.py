@@ -13,8 +13,9 @@ from rankbench.keys import Key, entries, key
 
 BUDGETS = ("smoke", "laptop", "paper")
 PLUGINS = "Your modules with tasks, analyses, attentions or presets. Installed plug-ins need not be named."
-# Kinds of attention. Importing a plug-in adds its own.
+# Kinds of attention, and update rules. Importing a plug-in adds its own.
 ATTENTIONS = ["dot", "l2", "contractive_l2", "cosine", "sigmoid", "relu", "differential", "kernel", "sparse"]
+OPTIMIZERS = ["adam", "adamw", "sgd", "muon"]
 SIZE, STEPS, POSITIVE, FACTOR = (1, 65536), (1, 10**12), (1e-6, 1e6), (-1e6, 1e6)  # ranges of several keys
 
 # Objectives of a search, with their direction
@@ -172,7 +173,7 @@ class ModelConfig(ModelWeights, ModelEnds, ModelSublayers, ModelAttention, Model
 class OptimizerConfig:
     """Optimizer: the update rule and the schedule of its learning rate."""
 
-    name: str = key("Update rule.", choices=("adam", "adamw", "sgd", "muon"))
+    name: str = key("Update rule.", choices=OPTIMIZERS)
     lr: float = key("Learning rate at its peak.", between=(0.0, 1e3))
     weight_decay: float = key("Weight decay. adamw, muon: decoupled from the gradient.", between=(0.0, 1e3))
     momentum: float = key("Momentum of sgd, and of muon for the matrices of the layers.", between=(0.0, 1.0))

@@ -23,11 +23,13 @@ from rankbench.judging import CLAIMS, PAPERS, figures_published, judge
 from rankbench.judging.registries import paper_of
 from rankbench.keys import ConfigError
 from rankbench.measures.law import LAWS
+from rankbench.model import initial_model
 from rankbench.model.weightings import ATTENTIONS
 from rankbench.report.scoreboard import scoreboard
 from rankbench.runs.machine import Machine
 from rankbench.runs.tables import read_table
-from rankbench.tasks import TASKS
+from rankbench.tasks import TASKS, build_task
+from rankbench.training.optimizers import OPTIMIZERS
 
 EXAMPLE = Path(__file__).parent / "example_plugin"
 NAMED = "plugins=[lettercount]"
@@ -37,8 +39,8 @@ OWN = {"nobody_small_weights", "law_letters_alike", "letters_alike", "Nobody 202
 @contextmanager
 def process(*path):
     """What a process has that has taken no plug-in yet and finds modules in these folders, too."""
-    state = [TASKS, ANALYSES, ATTENTIONS, *(registry.held for registry in (CLAIMS, LAWS, PAPERS))]
-    state += [config.ATTENTIONS, plugins.FOUND, plugins.LOADED, sys.path]
+    state = [TASKS, ANALYSES, ATTENTIONS, OPTIMIZERS, *(registry.held for registry in (CLAIMS, LAWS, PAPERS))]
+    state += [config.ATTENTIONS, config.OPTIMIZERS, plugins.FOUND, plugins.LOADED, sys.path]
     before = [held.copy() for held in state]
     sys.path[:] = [*map(str, path), *sys.path]
     try:
@@ -64,13 +66,13 @@ def elsewhere(tmp_path, monkeypatch):
     with process(tmp_path):
         plugins.FOUND.clear()
         plugins.LOADED.clear()
-        for name in ("letter_count", "modular_addition", "weight_sizes", "inverse_square"):
-            for registry in (TASKS, ANALYSES, ATTENTIONS):
+        for name in ("letter_count", "modular_addition", "weight_sizes", "inverse_square", "sign_sgd"):
+            for registry in (TASKS, ANALYSES, ATTENTIONS, OPTIMIZERS):
                 registry.pop(name, None)
         for registry in (CLAIMS, LAWS, PAPERS):
             for name in OWN & set(registry):
                 del registry[name]
-        config.ATTENTIONS[:] = ATTENTIONS
+        config.ATTENTIONS[:], config.OPTIMIZERS[:] = ATTENTIONS, OPTIMIZERS
         sys.modules.pop("lettercount", None)
         yield tmp_path
 
@@ -188,6 +190,18 @@ def test_an_attention_of_a_plugin_trains_and_its_paths_add_up(elsewhere):
         rb.analyze(run, "bounds", plugins="lettercount")
 
 
+def test_an_update_rule_of_a_plugin_trains(elsewhere):
+    sys.path.append(str(EXAMPLE))
+    words = [NAMED, "model=transformer", "model.layers=1", "optimizer.name=sign_sgd", "optimizer.lr=0.01"]
+    words += ["optimizer.schedule=constant", "optimizer.warmup=0", "trainer.steps=1", "trainer.batch_size=4"]
+    run = rb.train(*words, "trainer.eval_every=1", out=elsewhere / "run")
+    before = initial_model(run.config.model, build_task(run.config.task), 0).state_dict()
+    moved = torch.cat([(weight[0] - before[name]).abs().flatten() for name, weight in run.weights().items()])
+    assert (moved > 0).float().mean() > 0.5 and moved[moved > 0].sub(0.01).abs().max() < 1e-6
+    with pytest.raises(ConfigError, match=r"^optimizer.name=sign: unknown, .*muon, sign_sgd$"):
+        compose("train", NAMED, "optimizer.name=sign")
+
+
 def test_a_run_imports_nothing_that_its_reader_has_not_named(run, elsewhere):
     copied = elsewhere / "copied"
     shutil.copytree(run.folder, copied)
@@ -248,7 +262,7 @@ def test_a_job_takes_the_plugins_of_its_config(elsewhere):
         ({"mine.py": "raise SystemExit(3)"}, r"cannot be imported \(SystemExit: 3\)"),
         (
             {"mine.py": ""},
-            "not a plug-in; a plug-in has a dict TASKS, ANALYSES, ATTENTIONS, CLAIMS, LAWS or PAPERS, or "
+            "not a plug-in; a plug-in has a dict TASKS, ANALYSES, ATTENTIONS, OPTIMIZERS, CLAIMS, LAWS or PAPERS, or "
             "next to it a folder conf or a file published.csv",
         ),
         ({"mine.py": "TASKS = {'a': int, 'sorting': int}"}, "TASKS has sorting, which exists already"),

@@ -3,7 +3,7 @@
 import dataclasses
 import re
 import shlex
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Callable, Iterable, MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -90,12 +90,14 @@ def load_plugins(names: Iterable[str] = ()) -> None:
         from rankbench.measures.law import LAWS, Law
         from rankbench.model.weightings import ATTENTIONS, Weighting
         from rankbench.tasks import TASKS
+        from rankbench.training.optimizers import OPTIMIZERS
 
-        registries: dict[str, tuple[MutableMapping[str, Any], type]]
+        registries: dict[str, tuple[MutableMapping[str, Any], Any]]  # Callable is no type
         registries = {"TASKS": (TASKS, type), "ANALYSES": (ANALYSES, Analysis), "ATTENTIONS": (ATTENTIONS, Weighting)}
+        registries |= {"OPTIMIZERS": (OPTIMIZERS, Callable)}
         registries |= {"CLAIMS": (CLAIMS, Claim), "LAWS": (LAWS, Law), "PAPERS": (PAPERS, str)}
         plugins.load(registries)
-        config.ATTENTIONS[:] = ATTENTIONS
+        config.ATTENTIONS[:], config.OPTIMIZERS[:] = ATTENTIONS, OPTIMIZERS
 
 
 def compose(command: str, *words: str) -> Config:

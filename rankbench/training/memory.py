@@ -9,6 +9,7 @@ from rankbench.training.forward import seeds_at_a_time
 
 # Arrays of the weights' size in training: weights, gradients, the optimiser's moments.
 COPIES = {"adam": 4, "adamw": 4, "sgd": 2, "muon": 3}
+FEWEST_COPIES = 2  # of a plug-in's update rule: weights and gradients
 INTEGER = 8  # bytes of a token or a class
 SHORT_TEXT = 10  # characters; a corpus's sentences are at least this long on average
 
@@ -36,7 +37,7 @@ def estimate(cfg: BaseConfig, task: Task, machine: Machine) -> dict[str, int]:
     num_weights = sum(weight.numel() for weight in network.parameters())
     batch, copies = 1, 1
     if isinstance(cfg, TrainConfig):
-        batch, copies = cfg.trainer.batch_size, COPIES[cfg.optimizer.name]
+        batch, copies = cfg.trainer.batch_size, COPIES.get(cfg.optimizer.name, FEWEST_COPIES)
     num_test = task.num_test if isinstance(task, Finite) else task.test_size or 0
     sequences = (task.train_size or (0 if is_corpus else batch)) + num_test
     per_token = task.num_inputs * number if task.input_kind == "coordinates" else INTEGER

@@ -27,13 +27,7 @@ def build_optimizer(
 
     rows: for each parameter, the number of rows of each map stacked in it; None if it is not a matrix of a layer.
     """
-    if cfg.name == "sgd":
-        return Sgd(parameters, cfg.lr, cfg.momentum, weight_decay=cfg.weight_decay, fused=True)
-    betas = (cfg.beta1, cfg.beta2)
-    if cfg.name == "muon":
-        return Muon(parameters, rows, cfg.lr, betas, cfg.momentum, cfg.weight_decay)
-    rule = AdamWInOneCall if cfg.name == "adamw" else AdamInOneCall
-    return rule(parameters, cfg.lr, betas, weight_decay=cfg.weight_decay, fused=True)
+    return OPTIMIZERS[cfg.name](cfg, parameters, rows)
 
 
 class _Uncompiled:
@@ -168,6 +162,27 @@ class Muon(AdamW):
         for map_SOI, direction_SOI in zip(weight_SOI.split(rows, 1), ahead_SOI.split(rows, 1), strict=True):
             size = STEP_SIZE * math.sqrt(max(map_SOI.shape[1:]))
             map_SOI.add_(orthogonalised(direction_SOI), alpha=-lr * size)
+
+
+def _sgd(cfg: OptimizerConfig, parameters: list[Tensor], rows: Sequence[list[int] | None]) -> Sgd:
+    return Sgd(parameters, cfg.lr, cfg.momentum, weight_decay=cfg.weight_decay, fused=True)
+
+
+def _adam(cfg: OptimizerConfig, parameters: list[Tensor], rows: Sequence[list[int] | None]) -> Adam:
+    return AdamInOneCall(parameters, cfg.lr, (cfg.beta1, cfg.beta2), weight_decay=cfg.weight_decay, fused=True)
+
+
+def _adamw(cfg: OptimizerConfig, parameters: list[Tensor], rows: Sequence[list[int] | None]) -> AdamW:
+    return AdamWInOneCall(parameters, cfg.lr, (cfg.beta1, cfg.beta2), weight_decay=cfg.weight_decay, fused=True)
+
+
+def _muon(cfg: OptimizerConfig, parameters: list[Tensor], rows: Sequence[list[int] | None]) -> Muon:
+    return Muon(parameters, rows, cfg.lr, (cfg.beta1, cfg.beta2), cfg.momentum, cfg.weight_decay)
+
+
+# By name; plug-ins add theirs. Arguments as of build_optimizer.
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]]
+OPTIMIZERS = {"adam": _adam, "adamw": _adamw, "sgd": _sgd, "muon": _muon}
 
 
 def orthogonalised(x_SOI: Tensor) -> Tensor:

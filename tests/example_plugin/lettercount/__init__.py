@@ -1,5 +1,5 @@
 """An example of a plug-in: two tasks, counting letters and adding modulo p; an analysis, the sizes of the weights; an
-attention; and a paper of its own, with a law, two claims and, in published.csv, the numbers it prints.
+attention; an update rule; and a paper of its own, with a law, two claims and, in published.csv, the numbers it prints.
 """
 
 from collections.abc import Iterator
@@ -120,6 +120,16 @@ class InverseSquare(Weighting):
         return {}  # the weights are no function of a bilinear form
 
 
+class SignSgd(torch.optim.Optimizer):
+    """Steps of the same size for all weights, against the sign of the gradient."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.sub_(group["lr"] * parameter.grad.sign())
+
+
 ALPHABETS = (2, 4, 8)
 
 
@@ -157,6 +167,7 @@ SMALL_WEIGHTS = Claim(
 TASKS = {"letter_count": LetterCount, "modular_addition": ModularAddition}
 ATTENTIONS = {"inverse_square": InverseSquare()}
 ANALYSES = {"weight_sizes": Analysis(Options, table, None, digest, ("weight_size",))}
+OPTIMIZERS = {"sign_sgd": lambda cfg, parameters, rows: SignSgd(parameters, {"lr": cfg.lr})}
 PAPERS = {"Nobody 2026": "Counting letters with one head"}
 LAWS = {"letters_alike": Law({"samples": 40_000}, predicted, "letters in the alphabet", "chance", simulated=simulated)}
 CLAIMS = {
