@@ -38,7 +38,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
 from rankbench import plots
-from rankbench.analyses import ModuleSubject, attention, residual
+from rankbench.analyses import Foreign, Subject, attention, residual
 from rankbench.analyses.modules import check_runs
 from rankbench.keys import ConfigError, check_known, refuse_null_byte
 from rankbench.measures.module_reading import read_module
@@ -153,7 +153,7 @@ class Observer:
     def __init__(
         self,
         folder: Path,
-        subject: ModuleSubject,
+        subject: Subject,
         optimizer: Optimizer | None,
         every: int,
         measures: tuple,
@@ -167,7 +167,7 @@ class Observer:
         _check_folder(self.folder, config)
         with changed_by(self.model) as changed, undisturbed(self.model, hooks):
             for _ in range(2):  # a model may run once and never again
-                check_runs(replace(subject, name=subject.model), is_read=False)
+                check_runs(replace(subject, run=str(subject.who["model"])), is_read=False)
         self._undisturbed = partial(undisturbed, self.model, hooks, changed)
         with self._undisturbed():
             self._parts = _parts(self.model, subject.example, measures, subject.seed)
@@ -365,7 +365,7 @@ class _Table:
 # --- what is measured ------------------------------------------------------------------------------------------------
 
 
-def _subject(model: nn.Module, inputs: Any, sequences: int, run: str, seed: int, name: str, task: str) -> ModuleSubject:
+def _subject(model: nn.Module, inputs: Any, sequences: int, run: str, seed: int, name: str, task: str) -> Subject:
     """The model with a copy of the first inputs on its device: the caller may reuse the tensors for other inputs."""
     example = as_example(inputs, "observe")[:sequences]
     weight = next((x for x in model.parameters() if x.is_floating_point()), None)
@@ -374,7 +374,7 @@ def _subject(model: nn.Module, inputs: Any, sequences: int, run: str, seed: int,
     example = example.to(weight.device, weight.dtype)
     args, kwargs = tree_map_only(Tensor, lambda x: x.detach().clone(), (example.args, dict(example.kwargs)))
     example = replace(example, args=args, kwargs=kwargs)
-    return ModuleSubject(run, task, name, seed, {"given": model}, example)
+    return Subject(run, seed, foreign=Foreign(name, task, {"given": model}, example))
 
 
 def _parts(
@@ -420,7 +420,7 @@ def rows_by_parameter(model: nn.Module) -> Iterator[dict[str, Any]]:
 # --- the folder ------------------------------------------------------------------------------------------------------
 
 
-def _config(subject: ModuleSubject, model: nn.Module, every: int) -> dict[str, Any]:
+def _config(subject: Subject, model: nn.Module, every: int) -> dict[str, Any]:
     """What is watched. Tables of two configs that differ in more than `every` do not belong in one folder."""
     who, digest = subject.who, hashlib.sha256()
     for x in subject.example.tensors:

@@ -158,12 +158,12 @@ def test_rows_of_all_frozen_paths_by_hand(make_subject, changes, mlp, readout):
     subject = make_subject(**changes)
     table = paths.table(subject, exact_options("frozen", mlp=mlp, readout=readout))
     assert set(table.scheme) == {"frozen"} and set(table.selection) == {"all"}
-    sums = sums_by_length(subject.model, subject.test.inputs, mlp)
+    sums = sums_by_length(subject.network, subject.test.inputs, mlp)
     parts = np.concatenate([sums.by_length_KBND.numpy(), sums.bias_BND.numpy()[None]])
     norms = np.sqrt((parts**2).sum((2, 3)))
     shares = (norms / norms.sum(0)).mean(1)
     for length, (_, row) in enumerate(table.iterrows()):
-        assert_scores(row, scores_by_hand(subject.model, parts[length], subject.test.targets, readout))
+        assert_scores(row, scores_by_hand(subject.network, parts[length], subject.test.targets, readout))
         assert row.norm_share == pytest.approx(shares[length], **EXACT)
         assert row.bias_norm_share == pytest.approx(shares[-1], **EXACT)
         assert row.num_paths == math.comb(3, length) * 2**length
@@ -172,8 +172,8 @@ def test_rows_of_all_frozen_paths_by_hand(make_subject, changes, mlp, readout):
     assert table.remainder.nunique() == 1 and table.remainder.iloc[0] == sums.remainder().max().item()
     assert (table.readout == readout).all()
     torch.testing.assert_close(  # what was split is the model's own output
-        subject.model.read_out(torch.from_numpy(parts.sum(0))),
-        subject.model(subject.test.inputs),
+        subject.network.read_out(torch.from_numpy(parts.sum(0))),
+        subject.network(subject.test.inputs),
         rtol=1e-11,
         atol=1e-11,
     )
@@ -184,11 +184,11 @@ def test_rows_of_all_recomputed_paths_by_hand(make_subject, recomputed_mlp):
     subject = make_subject()
     table = paths.table(subject, exact_options("recomputed", recomputed_mlp=recomputed_mlp))
     assert set(table.scheme) == {"recomputed"} and set(table.selection) == {"all"}
-    network = RecomputedNetwork(subject.model, subject.test.inputs, recomputed_mlp)
+    network = RecomputedNetwork(subject.network, subject.test.inputs, recomputed_mlp)
     sums = sums_of_groups(network, [all_paths(3, 2, length) for length in range(4)]).numpy()
     norms = np.sqrt((sums**2).sum((2, 3)))
     for length, (_, row) in enumerate(table.iterrows()):
-        assert_scores(row, scores_by_hand(subject.model, sums[length], subject.test.targets))
+        assert_scores(row, scores_by_hand(subject.network, sums[length], subject.test.targets))
         assert row.norm_share == pytest.approx((norms[length] / norms.sum(0)).mean(), **EXACT)
     assert table.norm_share.sum() == pytest.approx(1, abs=1e-12)
     assert table.remainder.isna().all()  # these paths do not add up to anything
@@ -223,7 +223,7 @@ def test_rows_of_sampled_paths_by_hand(make_subject, seen, replacement):
         assert len(rows) == len(groups) == len(sums) == 4 * 2 * 3
         for (_, row), group, sum_BND in zip(rows.iterrows(), groups, sums, strict=True):
             assert (np.count_nonzero(group, axis=1) == row.path_length).all()
-            assert_scores(row, scores_by_hand(subject.model, sum_BND, subject.test.targets))
+            assert_scores(row, scores_by_hand(subject.network, sum_BND, subject.test.targets))
             available = math.comb(3, row.path_length) * 2**row.path_length
             assert row.num_paths == len(group) == (row.subset_size if replacement else min(row.subset_size, available))
             if not replacement:
@@ -248,11 +248,11 @@ def test_subsets_are_a_function_of_the_seed(make_subject, seen):
 
 def test_the_trained_model_is_the_one_that_is_taken_apart(make_subject):
     subject, other = make_subject(), make_subject(4)
-    again = dataclasses.replace(subject, models={**subject.models, "initialised": other.models["initialised"]})
+    again = dataclasses.replace(subject, networks={**subject.networks, "initialised": other.networks["initialised"]})
     pd.testing.assert_frame_equal(paths.table(subject, paths_options()), paths.table(again, paths_options()))
-    swapped = dataclasses.replace(subject, models={"initialised": subject.models["trained"]})
+    swapped = dataclasses.replace(subject, networks={"initialised": subject.networks["trained"]})
     pd.testing.assert_frame_equal(paths.table(subject, paths_options()), paths.table(swapped, paths_options()))
-    trained = dataclasses.replace(subject, models={**subject.models, "trained": other.models["trained"]})
+    trained = dataclasses.replace(subject, networks={**subject.networks, "trained": other.networks["trained"]})
     assert not np.allclose(paths.table(subject, paths_options()).loss, paths.table(trained, paths_options()).loss)
 
 
@@ -261,7 +261,7 @@ def test_baselines_by_hand(make_subject, sequences):
     subject = make_subject()
     table = paths.table(subject, paths_options(sequences=sequences))
     inputs, targets = subject.test.inputs[:sequences], subject.test.targets[:sequences].tolist()
-    logits = subject.model(inputs).tolist()
+    logits = subject.network(inputs).tolist()
     tokens = [(b, n) for b in range(len(targets)) for n in range(4)]
     right = [max(range(5), key=lambda c, z=logits[b][n]: z[c]) == targets[b][n] for b, n in tokens]
     losses = [math.log(sum(map(math.exp, logits[b][n]))) - logits[b][n][targets[b][n]] for b, n in tokens]
@@ -332,7 +332,7 @@ def test_a_bare_network_without_skips_is_its_one_row(make_subject):
 
 def test_without_values_paths_are_nothing_and_no_number_is_lost_but_the_ratio(make_subject):
     subject = make_subject(**BARE)
-    for block in subject.model.blocks:
+    for block in subject.network.blocks:
         block.attention.qkv.weight[-6:] = 0
     table = pick(paths.table(subject, paths_options()), scheme="frozen")
     used = table.path_length > 0
@@ -342,14 +342,14 @@ def test_without_values_paths_are_nothing_and_no_number_is_lost_but_the_ratio(ma
     assert exact.norm_share.tolist() == [1, 0, 0, 0]
     assert exact.remainder.max() == 0
     # a sum of nothing reads out as the bias of the read-out
-    bias = subject.model.read_out.bias
+    bias = subject.network.read_out.bias
     wanted = F.cross_entropy(bias.expand(48, 5), subject.test.targets.flatten()).item()
     assert table[used].loss.to_numpy() == pytest.approx(wanted, **EXACT)
 
 
 def test_a_network_of_zeros_has_a_remainder_of_zero_and_no_warning(make_subject, caplog):
     subject = make_subject(**{**BARE, "skip": False, "bias": False})
-    for block in subject.model.blocks:
+    for block in subject.network.blocks:
         block.attention.qkv.weight[-6:] = 0
     with caplog.at_level("INFO", "rankbench"):
         table = paths.table(subject, paths_options(schemes=["frozen"]))
@@ -361,7 +361,7 @@ def test_a_network_of_zeros_has_a_remainder_of_zero_and_no_warning(make_subject,
 
 def test_one_sequence_of_zeros_leaves_the_shares_of_the_others(make_subject):
     subject = make_subject(**BARE, positions="none")
-    subject.model.read_in.weight[2] = 0
+    subject.network.read_in.weight[2] = 0
     subject.test.inputs[subject.test.inputs.eq(2).all(1)] = 3
     subject.test.inputs[1] = 2
     table = pick(paths.table(subject, paths_options(schemes=["frozen"])), selection="all")
@@ -378,7 +378,7 @@ def test_sums_that_rounding_does_not_explain_are_told(make_subject, monkeypatch,
     with caplog.at_level("INFO", "rankbench"):
         paths.table(subject, paths_options(schemes=["frozen"]))
         assert "a run seed 3" in caplog.text and "more than rounding" not in caplog.text
-        lossy = sums_by_length(subject.model, subject.test.inputs)
+        lossy = sums_by_length(subject.network, subject.test.inputs)
         lossy = lossy._replace(bias_BND=lossy.bias_BND * (1 + 1e-6))
         monkeypatch.setattr(paths, "sums_by_length", lambda *_: lossy)
         table = paths.table(subject, paths_options(schemes=["frozen"]))
@@ -521,7 +521,7 @@ def test_metrics_are_those_of_a_forward_pass_by_hand(make_subject, mask):
     table = residual.table(subject, residual_options("full", sequences=5)).fillna({"head": 0})
     visible = torch.ones(4, 4).tril().bool() if mask == "causal" else None
     compared = 0
-    for kind, model in subject.models.items():
+    for kind, model in subject.networks.items():
         for (layer, sublayer, head), x in forward_by_hand(model, subject.test.inputs[:5]).items():
             row = pick(table, weights=kind, layer=layer, sublayer=sublayer, head=head).iloc[0]
             if sublayer == "weights":
@@ -560,8 +560,8 @@ BUILT = {
 def test_a_variant_is_a_model_built_without(make_subject, variant, norm):
     subject = make_subject(kinds=["initialised"], norm=norm)
     built = make_subject(seed=9, kinds=["initialised"], **{"norm": norm, **BUILT[variant]})
-    weights = subject.model.state_dict()
-    built.model.load_state_dict({name: weights[name] for name in built.model.state_dict()})
+    weights = subject.network.state_dict()
+    built.network.load_state_dict({name: weights[name] for name in built.network.state_dict()})
     got = residual.table(subject, residual_options(variant))
     wanted = residual.table(dataclasses.replace(built, test=subject.test), residual_options("full"))
     pd.testing.assert_frame_equal(got.drop(columns="variant"), wanted.drop(columns="variant"))
@@ -572,7 +572,7 @@ def test_a_variant_is_a_model_built_without(make_subject, variant, norm):
 
 def test_a_fresh_subject_has_initialised_weights_alone(make_subject):
     subject = make_subject(kinds=["initialised"])
-    assert subject.model is subject.models["initialised"]
+    assert subject.network is subject.networks["initialised"]
     assert set(residual.table(subject, residual_options("full")).weights) == {"initialised"}
     assert len(paths.table(subject, paths_options())) == 2 * (4 + 24)
 
@@ -596,7 +596,7 @@ def test_attention_alone_loses_rank_within_six_layers(model_config, sorting_task
 def test_skips_without_values_keep_the_residual(make_subject, bias):
     """Dong et al. 2021, Claim 3.1: W_V = 0. Biases move all tokens alike: they change the norm, not the residual."""
     subject = make_subject(kinds=["initialised"], **{**BARE, "bias": bias})
-    for block in subject.model.blocks:
+    for block in subject.network.blocks:
         block.attention.qkv.weight[-6:] = 0
     table = residual.table(subject, residual_options("full", sequences=12))
     states = table[table.sublayer != "weights"]
@@ -660,5 +660,5 @@ def test_a_sequence_without_a_metric_leaves_the_mean_of_the_others(make_subject)
     assert (table.num_undefined == (table.sublayer != "weights")).all() and (wanted.num_undefined == 0).all()
     # what is defined for all is the mean over all
     rows = table[table.sublayer == "input"].iloc[0]
-    x_BND = subject.model.embed(subject.test.inputs[:5])
+    x_BND = subject.network.embed(subject.test.inputs[:5])
     assert rows.effective_rank == pytest.approx(state_metrics(x_BND)["effective_rank"].mean().item())

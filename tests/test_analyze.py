@@ -499,11 +499,11 @@ def test_subjects_have_the_weights_of_the_checkpoint_and_those_that_training_beg
     subjects = subjects_of_run(run, machine())
     assert [subject.seed for subject in subjects] == [5, 6] and {subject.run for subject in subjects} == {"a run"}
     for index, subject in enumerate(subjects):
-        assert list(subject.models) == ["trained", "initialised"]
-        assert same_weights(subject.models["trained"], {name: weight[index] for name, weight in stacked.items()})
-        assert same_weights(subject.models["initialised"], initial_model(cfg.model, task, subject.seed).state_dict())
-        assert not same_weights(subject.models["trained"], initial_model(cfg.model, task, subject.seed).state_dict())
-        assert all(p.dtype == torch.float64 and p.device.type == "cpu" for p in subject.model.parameters())
+        assert list(subject.networks) == ["trained", "initialised"]
+        assert same_weights(subject.networks["trained"], {name: weight[index] for name, weight in stacked.items()})
+        assert same_weights(subject.networks["initialised"], initial_model(cfg.model, task, subject.seed).state_dict())
+        assert not same_weights(subject.networks["trained"], initial_model(cfg.model, task, subject.seed).state_dict())
+        assert all(p.dtype == torch.float64 and p.device.type == "cpu" for p in subject.network.parameters())
         for purpose, batch, size in (("train", subject.train, 20), ("test", subject.test, 10)):
             wanted = task.sample(size, generator_for(subject.seed, purpose))
             assert torch.equal(batch.inputs, wanted.inputs) and torch.equal(batch.targets, wanted.targets)
@@ -546,8 +546,8 @@ def test_a_float64_run_is_measured_with_its_own_weights(tmp_path):
 
 
 def test_a_subject_of_trained_weights_alone_is_measured(fresh):
-    trained = dataclasses.replace(fresh[0], models={"trained": fresh[0].model})
-    assert trained.model is fresh[0].model and trained.who == fresh[0].who
+    trained = dataclasses.replace(fresh[0], networks={"trained": fresh[0].network})
+    assert trained.network is fresh[0].network and trained.who == fresh[0].who
     assert set(ANALYSES["residual"].table(trained, options_of(config())["residual"]).weights) == {"trained"}
 
 
@@ -562,8 +562,8 @@ def test_fresh_subjects_are_initial_models(fresh):
     task = build_task(cfg.task)
     assert [subject.seed for subject in fresh] == [5, 6]
     for subject in fresh:
-        assert list(subject.models) == ["initialised"] and subject.who["run"] == "fresh"
-        assert same_weights(subject.model, initial_model(cfg.model, task, subject.seed).state_dict())
+        assert list(subject.networks) == ["initialised"] and subject.who["run"] == "fresh"
+        assert same_weights(subject.network, initial_model(cfg.model, task, subject.seed).state_dict())
 
 
 def test_a_diverged_seed_is_left_out_and_named(run, caplog):
@@ -572,7 +572,7 @@ def test_a_diverged_seed_is_left_out_and_named(run, caplog):
     write_json(run.folder / "summary.json", summary)
     second = run.weights()["read_out.bias"][1].double()
     (subject,) = subjects_of_run(run, machine())
-    assert subject.seed == 6 and torch.equal(subject.model.read_out.bias, second)
+    assert subject.seed == 6 and torch.equal(subject.network.read_out.bias, second)
     assert [record.levelname for record in caplog.records if "seed 5" in record.message] == ["WARNING"]
 
 

@@ -381,7 +381,7 @@ def test_analyses_are_refused_by_the_runs_own_model(tmp_path):
     run = rb.Run(tmp_path / "run")
     run.begin(compose("train", "task=char_lm", "model=lstm"), {})
     run.save_weights({"any": torch.zeros(1)})
-    assert "takes Transformers apart, not model.kind=lstm" in refused(rb.analyze, run, "residual")
+    assert "needs attention heads; model.kind=lstm does not fit" in refused(rb.analyze, run, "residual")
 
 
 # --- plot ------------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from omegaconf import OmegaConf
 from rows import pick
 
-from rankbench.analyses import ANALYSES, Plan, Subject, bounds
+from rankbench.analyses import ANALYSES, Subject, bounds
 from rankbench.config import conf_dir
 from rankbench.keys import ConfigError, typed
 from rankbench.model import initial_model
@@ -84,7 +84,7 @@ def reduced_config(cfg, skip=False, mlp=False, norm=False):
 def test_every_number_by_hand(make_subject, states_by_layer, variant):
     subject = make_subject(gain=2.0)  # no residual near rounding
     table = table_of(subject, variant)
-    model = subject.model.double().requires_grad_(False)
+    model = subject.network.double().requires_grad_(False)
     reduced = without(model, **bounds.VARIANTS[variant])
     cfg = reduced_config(model.cfg, **bounds.VARIANTS[variant])
     states = states_by_layer(reduced, subject.test.inputs)
@@ -167,7 +167,7 @@ def test_temperature_and_branch_scale_are_parts_of_beta(make_subject):
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 def test_the_mlps_stretch_bounds_its_jacobian_and_its_differences(make_subject, activation):
     subject = make_subject(gain=2.0, activation=activation)
-    mlp = subject.model.blocks[0].double().mlp
+    mlp = subject.network.blocks[0].double().mlp
     stretch = bounds.mlp_stretch(mlp)
     generator = torch.Generator().manual_seed(0)
     for scale in (0.01, 1.0, 30.0):
@@ -194,10 +194,10 @@ def test_norms_count_as_right_multiplications_by_the_largest_scale(make_subject,
     )
     # tokens that are permutations of one another have one root mean square; attention keeps that only up to mixing,
     # so the post-norm's scale is computed here
-    weight = subject.model.read_in.weight
+    weight = subject.network.read_in.weight
     weight.copy_(torch.stack([weight[0].roll(shift) for shift in range(len(weight))]))
     got = pick(table_of(subject, "full", sequences=1), bound="layer", layer=1)
-    model = subject.model.double()
+    model = subject.network.double()
     x = model.embed(subject.test.inputs[:1])
     beta, _ = by_hand(model.blocks[0], model.cfg)
     r, c = composite((x - x.mean(1, keepdim=True))[0].numpy()), 4 * beta * 2 / math.sqrt(4)
@@ -222,7 +222,7 @@ def test_every_layer_is_compared_far_below_rounding(make_subject, states_by_laye
     assert measured.to_numpy() == pytest.approx(followed.log10_residual.to_numpy(), rel=1e-12)
     assert measured.iloc[-1] < -1000
     # above rounding the diameter is the plain forward pass's: the first two layers
-    network = without(subject.model.double(), skip=True, mlp=True, norm=True)
+    network = without(subject.network.double(), skip=True, mlp=True, norm=True)
     with torch.no_grad():
         states = states_by_layer(network, subject.test.inputs[:9])
     for layer, x_BND in enumerate(states[:3]):
@@ -274,10 +274,10 @@ def test_padding_is_no_part_of_a_sequence(make_subject):
     short = dataclasses.replace(subject, test=subject.test[:3])
     inputs = F.pad(subject.test.inputs[:3], (0, 4), value=-1)
     with torch.device("meta"):
-        padded = Transformer(subject.model.cfg, **{**subject.model.sizes, "padded": True, "length": 10})
-    padded.load_state_dict(subject.model.state_dict(), assign=True)
+        padded = Transformer(subject.network.cfg, **{**subject.network.sizes, "padded": True, "length": 10})
+    padded.load_state_dict(subject.network.state_dict(), assign=True)
     long = dataclasses.replace(
-        subject, models={"initialised": padded}, test=dataclasses.replace(subject.test, inputs=inputs, targets=inputs)
+        subject, networks={"initialised": padded}, test=dataclasses.replace(subject.test, inputs=inputs, targets=inputs)
     )
     for variant in (*VARIANTS, "full"):
         # padding changes the order of sums
@@ -305,7 +305,7 @@ def test_wrong_options_are_refused_in_one_line(changes, said):
 
 def test_mixed_attention_is_refused(make_subject):
     with pytest.raises(ConfigError, match="mix_identity=0"):
-        bounds.check_plan(Plan(None, make_subject(mix_identity=1.0).model, None), bounds.Options(["full"], 9))
+        bounds.check_network(make_subject(mix_identity=1.0), bounds.Options(["full"], 9))
 
 
 def test_shipped_options_are_the_fields_of_the_dataclass():

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from omegaconf import OmegaConf
 
-from rankbench.analyses import ANALYSES, Plan, Subject, curves, samples
+from rankbench.analyses import ANALYSES, Subject, curves, samples
 from rankbench.analyses.runner import analyze
 from rankbench.analyses.subjects import subjects_of_run
 from rankbench.commands.compose import compose
@@ -615,7 +615,7 @@ def test_the_table_of_samples(tmp_path, name):
     assert len(table) == 2 * 2 * 4 and table.text.str.startswith("the ").all()
     for row in table.itertuples():
         numbers = torch.tensor([[len(subject.task.alphabet), *subject.task.encode(row.text)]])
-        model = subject.models[row.weights]
+        model = subject.networks[row.weights]
         log_likelihoods = model(numbers[:, : subject.task.length]).log_softmax(-1)[0]
         targets = [*numbers[0, 1:].tolist(), *([len(subject.task.alphabet)] if row.ended else [])]
         positions = range(4, len(targets))  # behind `the `
@@ -640,7 +640,7 @@ def test_what_cannot_be_sampled_is_refused(sorting_task, model_config):
     model = initial_model(model_config(), task, 0)
     batch = Batch(torch.zeros(1, 8).long(), torch.zeros(1, 8).long())
     with pytest.raises(ConfigError, match=r"needs a task with text; task\.name=sorting has none; use task=char_lm"):
-        samples.check_plan(Plan(task, model, None), samples.Options(1, [1.0], ""))
+        samples.check(Subject("planned", 0, task), samples.Options(1, [1.0], ""))
     lm = char_lm(length_limit=4)
     subject = Subject("run", 0, lm, batch, batch, {"initialised": model})
     with pytest.raises(ConfigError, match=r"its characters % are not"):

@@ -304,7 +304,7 @@ def test_pruning_by_the_librarys_head_and_every_path(folder, tmp_path, name, mas
     cfg = compose("analyze", *given, "analysis=[pruning]")
     (subject,) = foreign_subjects(cfg, Machine.prepare(cfg))
     chosen, test = subject.test[:3], subject.test[3:]
-    network = subject.models["trained"]
+    network = subject.networks["trained"]
     library, head = subject.modules["trained"], getattr(subject.modules["trained"], "cls", None)
     paths_PL = np.concatenate([all_paths(3, 2, length) for length in range(4)])
     labels = {"path": list(map(tuple, paths_PL)), "last_head": last_heads(paths_PL), "length": (paths_PL > 0).sum(1)}[
@@ -473,7 +473,7 @@ def test_a_folder_of_images_is_read_by_the_checkpoints_processor(tmp_path):
         ),
         ("gpt2", ["masked=0.2"], "spectrum", "not a masked language model"),
         ("none", [], "residual", "no such folder"),
-        ("bert", [], "curves", "needs a run of our training; model.path=.*bert does not fit; use residual, "),
+        ("bert", [], "curves", "needs a training of ours; model.path=.*bert does not fit; use residual, "),
         ("xlnet", [], "pruning", "needs predicted tokens in two texts"),  # its tokens see the next ones
         ("bert", [], "pruning", "needs predicted tokens in two texts"),
         ("gpt2", ["analysis.pruning.max_paths=8"], "pruning", "has 27 paths; raise it, .*parts=last_head or length"),

@@ -824,8 +824,8 @@ def test_cuda_where_there_is_none(tmp_path, monkeypatch):
         ("trainer.steps=3", ["trainer.steps: analyze does not train", "rankbench train"]),
         ("optimizer=sgd", ["optimizer: no such group", "task"]),
         ("analysis.residual.sequences=0", ["analysis.residual.sequences=0: out of range; allowed are values from 1"]),
-        ("analysis=[curves]", ["analysis=curves: needs a training; a fresh model has none; give run=<folder>"]),
-        ("analysis=[dynamics]", ["analysis=dynamics: needs a training that recorded its layers"]),
+        ("analysis=[curves]", ["analysis=curves: needs a training of ours; a fresh network does not fit; give run="]),
+        ("analysis=[dynamics]", ["analysis=dynamics: needs a training of ours; a fresh network does not fit"]),
         ("model.layers=0", ["model.layers=0: out of range"]),
     ],
 )

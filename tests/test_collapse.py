@@ -636,10 +636,10 @@ def test_rows_of_the_table_by_hand(make_subject):
     subject = make_subject(norm="none", layers=4, deviation=0.3)
     rows_of_all = table(subject, options("attention_only_no_norm", "full"))
     assert rows_of_all.groupby(["weights", "variant"], sort=False).layer.apply(list).to_dict() == {
-        (kind, variant): [0, 1, 2, 3, 4] for kind in subject.models for variant in ("attention_only_no_norm", "full")
+        (kind, variant): [0, 1, 2, 3, 4] for kind in subject.networks for variant in ("attention_only_no_norm", "full")
     }
     inputs = subject.test.inputs[:5]
-    for kind, model in subject.models.items():
+    for kind, model in subject.networks.items():
         reduced = without(model.requires_grad_(False), skip=True, mlp=True, norm=True)
         floored_states = states_with_floors(reduced, inputs, generator_for(subject.seed, "rounding"))
         rows = rows_of_all[(rows_of_all.weights == kind) & (rows_of_all.variant == "attention_only_no_norm")].set_index(
@@ -687,7 +687,7 @@ def test_sequences_that_collapse_are_counted_one_by_one(make_subject):
     """Hard attention keeps the tokens of some sequences apart and makes those of others alike."""
     subject = make_subject(kinds=("trained",), norm="none", layers=2, deviation=1.0, temperature=0.05)
     rows = table(subject, options("attention_only_no_norm", sequences=6)).set_index("layer")
-    network = without(subject.model.requires_grad_(False), skip=True, mlp=True, norm=True)
+    network = without(subject.network.requires_grad_(False), skip=True, mlp=True, norm=True)
     states = [x_BND for x_BND, _ in states_with_floors(network, subject.test.inputs, generator_for(0, "rounding"))]
     left_LB = torch.stack([composite_norm(residual_matrix(x_BND)) / composite_norm(x_BND) for x_BND in states])
     shares = (left_LB < 0.1 * left_LB[0]).double().mean(1)

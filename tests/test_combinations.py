@@ -66,7 +66,7 @@ OPTION_WORDS = [f"analysis=[{','.join(ANALYSES)}]"]
 OPTION_WORDS += [f"analysis.{name}.{word}" for name, words in SMALL_OPTIONS.items() for word in words]
 
 REFUSED = {  # beside rollout and samples, which each have one task
-    "lstm": {name for name in ANALYSES if not ANALYSES[name].any_model},
+    "lstm": {name for name in ANALYSES if ANALYSES[name].needs & {"attention", "sublayers"}},
     "contractive_l2": {"collapse", "bounds"},
     "causal_contractive_l2": {"collapse", "bounds"},
     **{model: {"collapse", "bounds"} for model in ("cosine", "sigmoid", "relu", "differential")},

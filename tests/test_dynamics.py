@@ -57,7 +57,7 @@ def test_its_numbers_are_those_of_the_network_at_that_step(trained, step):
     cfg, table = config(), pd.read_csv(trained.folder / "layers.csv")
     task = build_task(cfg.task)
     for index, subject in enumerate(subjects_of_run(trained, Machine.prepare(cfg))):
-        model = initial_model(cfg.model, task, index).double() if step == 0 else subject.model
+        model = initial_model(cfg.model, task, index).double() if step == 0 else subject.network
         written = table[(table.step == step) & (table.seed == index)].reset_index(drop=True)
         generator = generator_for(index, "rounding", step)
         for row, (where, values) in enumerate(metrics_by_layer(model, subject.test.inputs[:4], generator)):
@@ -80,7 +80,7 @@ def test_the_constants_are_those_of_the_weights(tmp_path, attention):
     table = pd.read_csv(run.folder / "layers.csv")
     last = table[table.step == 7].set_index(["seed", "layer", "sublayer"])
     for subject in subjects_of_run(run, Machine.prepare(config(*words, "analysis=[]"))):
-        for number, block in enumerate(subject.model.blocks, 1):
+        for number, block in enumerate(subject.network.blocks, 1):
             w = [x.detach().double().numpy() for x in block.attention.maps_as_applied()[:4]]
             rows = last.loc[subject.seed, number, "weights"]
             scale = w[0].shape[-1] ** -0.5
@@ -222,7 +222,7 @@ def test_what_cannot_be_is_refused_in_one_line(trained):
     with pytest.raises(ConfigError, match=r"analysis=dynamics: needs trainer.dynamics_every, "):
         check_analyses(cfg, cfg)
     cfg = compose("analyze", "analysis=[dynamics]")
-    with pytest.raises(ConfigError, match=r"analysis=dynamics: needs a training .* a fresh model has none; give run="):
+    with pytest.raises(ConfigError, match=r"analysis=dynamics: needs a training of ours; .* fresh .*; give run="):
         check_analyses(cfg, cfg)
     for words, said in (("metrics=[]", "metrics=[]: name at least one"), ("metrics=[rank]", "metrics=rank: unknown")):
         with pytest.raises(ConfigError) as error:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from test_combinations import COUNTS, TASK_WORDS, TINY, WIDTHS, composed_once, config, small_options
 
-from rankbench.analyses import ANALYSES
+from rankbench.analyses import ANALYSES, Foreign, Subject
 from rankbench.analyses.runner import analyze, draw, options_of
 from rankbench.analyses.subjects import check_finite, fresh_subjects, subjects_of_run
 from rankbench.commands.compose import compose
@@ -36,13 +36,13 @@ def subject(cfg, tmp_path_factory):
     run = Run(tmp_path_factory.mktemp("trained") / "run")
     train(dataclasses.replace(cfg, analysis={}), run)
     (subject,) = subjects_of_run(run, Machine.prepare(compose("analyze", "precision=fp64")))
-    return dataclasses.replace(subject, models={"trained": subject.model})
+    return dataclasses.replace(subject, networks={"trained": subject.network})
 
 
 @pytest.fixture
 def zero(subject):
     """The subject with weights that are all zero, which are put back."""
-    model = subject.model
+    model = subject.network
     before = [parameter.detach().clone() for parameter in model.parameters()]
     with torch.no_grad():
         for parameter in model.parameters():
@@ -74,7 +74,7 @@ def fresh(*words):
     """A config with small options, a subject with an untrained network in float64, and this network."""
     cfg = dataclasses.replace(composed_once("train", *words), analysis=small_options())
     (subject,) = fresh_subjects(cfg, Machine.prepare(composed_once("analyze", "precision=fp64")))
-    (model,) = subject.models.values()
+    (model,) = subject.networks.values()
     return cfg, subject, model
 
 
@@ -149,7 +149,7 @@ def test_an_edge_is_measured_and_drawn_or_refused_in_a_line(name, edge, tmp_path
         f"task={task}", "model=transformer_no_norm", *words, *TINY, *WIDTHS, "model.init_gain=0.5"
     )
     changed(model, edge)
-    subject = dataclasses.replace(subject, models={"trained": model})
+    subject = dataclasses.replace(subject, networks={"trained": model})
     try:
         check_finite([subject])
         table = ANALYSES[name].table(subject, options_of(cfg)[name]).assign(**subject.who)
@@ -188,7 +188,7 @@ def test_distances_of_attention_weights_are_known_to_their_floor():
     """In float32 they differ from those in float64 by no more."""
     cfg, subject, model = fresh("task=sorting", "task.length=6", *COUNTS, *TINY, *WIDTHS, "model=transformer")
     wanted = ANALYSES["attention"].table(subject, options_of(cfg)["attention"])
-    single = dataclasses.replace(subject, models={"initialised": copy.deepcopy(model).float()})
+    single = dataclasses.replace(subject, networks={"initialised": copy.deepcopy(model).float()})
     table = ANALYSES["attention"].table(single, options_of(cfg)["attention"])
     for name in ("distance_to_uniform", "distance_to_identity"):
         assert ((table[name] - wanted[name]).abs() <= table.distance_noise_floor).all(), name
@@ -208,8 +208,9 @@ def test_sums_that_miss_the_output_are_told_of_ours_and_refused_of_others(cfg, s
     monkeypatch.setattr("rankbench.model.tape.sums.ROUNDING", 0.0)
     options = options_of(cfg)["spectrum"]
     assert (ANALYSES["spectrum"].table(subject, options).remainder > 0).all()
+    foreign = Subject("mine", 0, foreign=Foreign("mine", "own", subject.modules, subject.example))
     with pytest.raises(ConfigError, match="the sums by length miss"):
-        ANALYSES["spectrum"].of_module(subject.as_modules, options)
+        ANALYSES["spectrum"].table(foreign, options)
 
 
 def test_a_jacobian_that_overflows_has_no_norm():
@@ -221,7 +222,7 @@ def test_a_jacobian_that_overflows_has_no_norm():
 
 
 def test_a_network_whose_output_overflows_is_one_line(cfg, subject, tmp_path):
-    weight = subject.model.read_out.weight
+    weight = subject.network.read_out.weight
     before = weight.detach().clone()
     with torch.no_grad():
         weight.fill_(1e308)
@@ -241,7 +242,7 @@ def test_an_lstm_without_information_samples_every_character_alike(tmp_path, val
     cfg = compose("analyze", "analysis=[samples]", *words)
     (subject,) = fresh_subjects(cfg, Machine.prepare(compose("analyze", "precision=fp64")))
     with torch.no_grad():
-        for parameter in subject.model.parameters():
+        for parameter in subject.network.parameters():
             parameter.fill_(value)
     table = ANALYSES["samples"].table(subject, options_of(cfg)["samples"])
     of_one_character = table.log_likelihood / table.characters

@@ -189,7 +189,7 @@ def nearest(**changes):
 def test_errors_and_baselines_by_hand(network):
     subject = subject_of(nearest(), {"initialised": network()})
     table = head_rank.table(subject, OPTIONS)
-    outputs = subject.model(subject.test.inputs)
+    outputs = subject.network(subject.test.inputs)
     soft = table[(table.of == "network") & (table.evaluation == "soft")].error.item()
     assert soft == pytest.approx((outputs - subject.test.targets).square().sum(-1).mean().item(), rel=1e-12)
     baselines = table[table.of == "baseline"].set_index("evaluation").error
@@ -202,7 +202,7 @@ def test_errors_and_baselines_by_hand(network):
     assert baselines["linear"] == pytest.approx(wanted, rel=1e-9)
     assert baselines["linear attention"] < baselines["linear"] < 1
     heads = table[(table.of == "head") & (table.layer == 2) & (table["head"] == 2) & (table.matrix == "vo")].iloc[0]
-    w = subject.model.blocks[1].attention.maps_as_applied()
+    w = subject.network.blocks[1].attention.maps_as_applied()
     matrix = (w.w_v_HDK[1] @ w.w_o_HKD[1]).numpy()
     sigma = np.linalg.svd(matrix, compute_uv=False)[:2]
     assert heads.frobenius_norm == pytest.approx(np.linalg.norm(matrix), rel=1e-10)

@@ -61,19 +61,19 @@ STRUCTURES = [
 @pytest.mark.parametrize("changes", STRUCTURES, ids=str)
 def test_a_joint_frozen_network_is_the_sum_of_its_paths(make_subject, changes):
     subject = make_subject(layers=3, **changes)
-    network = FrozenNetwork(subject.model, subject.test.inputs)
+    network = FrozenNetwork(subject.network, subject.test.inputs)
     choices = [[0, 2], [1], [0, 1, 2]]
     paths = np.array(list(itertools.product(*choices)))
     wanted = sums_of_groups(network, [paths])[0]
     torch.testing.assert_close(joint_network(network, choices), wanted, rtol=1e-11, atol=1e-12)
     everything = joint_network(network, [[0, 1, 2]] * 3)
-    sums = sums_by_length(subject.model, subject.test.inputs)
+    sums = sums_by_length(subject.network, subject.test.inputs)
     torch.testing.assert_close(everything, sums.by_length_KBND.sum(0), rtol=1e-11, atol=1e-12)
 
 
 def test_a_joint_recomputed_network_of_one_path_is_that_path_and_of_two_it_is_not_their_sum(make_subject):
     subject = make_subject(layers=3)
-    network = RecomputedNetwork(subject.model, subject.test.inputs)
+    network = RecomputedNetwork(subject.network, subject.test.inputs)
     path = np.array([[2, 0, 1]])
     alone = sums_of_groups(network, [path])[0]
     torch.testing.assert_close(joint_network(network, [[2], [0], [1]]), alone, rtol=1e-12, atol=1e-13)
@@ -85,9 +85,9 @@ def test_a_joint_recomputed_network_of_one_path_is_that_path_and_of_two_it_is_no
 
 def test_recomputed_paths_add_up_where_attention_is_constant_and_nothing_normalises(make_subject):
     subject = make_subject(norm="none", bias=False, layers=3)
-    for block in subject.model.blocks:
+    for block in subject.network.blocks:
         block.attention.qkv.weight[:8] = 0  # no queries, no keys: uniform attention
-    network = RecomputedNetwork(subject.model, subject.test.inputs)
+    network = RecomputedNetwork(subject.network, subject.test.inputs)
     choices = [[0, 2], [1, 2], [0, 1]]
     paths = np.array(list(itertools.product(*choices)))
     torch.testing.assert_close(joint_network(network, choices), sums_of_groups(network, [paths])[0])
@@ -97,7 +97,7 @@ def test_an_interaction_that_is_rounding_is_marked(make_subject):
     """No recomputed paths interact where attention is uniform and nothing normalises; control: where it is not."""
     subject = make_subject(norm="none", bias=False, mlp=False)
     ordinary = independence.table(subject, options())
-    for block in subject.model.blocks:
+    for block in subject.network.blocks:
         block.attention.qkv.weight[:8] = 0  # no queries, no keys
     additive = independence.table(subject, options())
     for table, below in ((ordinary, 0), (additive, 1)):
@@ -114,7 +114,7 @@ def test_an_interaction_that_is_rounding_is_marked(make_subject):
 def test_the_mean_square_over_all_signs_is_the_sum_of_the_paths_squares(make_subject, changes):
     """Exact: all 2^(L H) patterns of signs are averaged, where the analysis draws some."""
     subject = make_subject(**changes)
-    network = FrozenNetwork(subject.model, subject.test.inputs)
+    network = FrozenNetwork(subject.network, subject.test.inputs)
     squares = torch.zeros(3, dtype=torch.float64)
     for signs in itertools.product([-1.0, 1.0], repeat=4):
         signed = with_signs(network, torch.tensor(signs, dtype=torch.float64).view(2, 2))
@@ -143,7 +143,7 @@ def test_one_row_for_each_pair(make_subject):
 def test_measures_of_lengths_by_hand(make_subject):
     subject = make_subject()
     table = independence.table(subject, options(schemes=["frozen"]))
-    x = sums_by_length(subject.model, subject.test.inputs[:40]).by_length_KBND.numpy()
+    x = sums_by_length(subject.network, subject.test.inputs[:40]).by_length_KBND.numpy()
     for j, k in itertools.combinations(range(3), 2):
         (row,) = pick(table, of="lengths", first=f"S{j}", second=f"S{k}").to_dict("records")
         angles = [(a * b).sum() / math.sqrt((a * a).sum() * (b * b).sum()) for a, b in zip(x[j], x[k], strict=True)]
@@ -168,7 +168,7 @@ def test_absent_tokens_do_not_count(make_subject):
     subject = make_subject(padded=True)
     inputs = subject.test.inputs[:40]
     present = inputs >= 0
-    outputs = sums_of_groups(RecomputedNetwork(subject.model, inputs), [all_paths(2, 2, k) for k in range(3)])
+    outputs = sums_of_groups(RecomputedNetwork(subject.network, inputs), [all_paths(2, 2, k) for k in range(3)])
     outputs = (outputs * present[..., None]).numpy()
     table = independence.table(subject, options(schemes=["recomputed"], tokens=2))
     (row,) = pick(table, of="lengths", first="S1", second="S2").to_dict("records")
@@ -177,7 +177,7 @@ def test_absent_tokens_do_not_count(make_subject):
     assert present[:, 3].sum() < independence.FEWEST  # too few sequences are that long: the first place alone
     assert row["correlation"] == pytest.approx(dependence.correlation(outputs[1][:, 0], outputs[2][:, 0]), **EXACT)
     (diagonal,) = pick(table, of="lengths", first="S2", second="S2").to_dict("records")
-    each = sums_of_groups(RecomputedNetwork(subject.model, inputs), list(all_paths(2, 2, 2)[:, None])).numpy()
+    each = sums_of_groups(RecomputedNetwork(subject.network, inputs), list(all_paths(2, 2, 2)[:, None])).numpy()
     squares = ((each * present.numpy()[..., None]) ** 2).sum()
     assert diagonal["interference"] == pytest.approx((outputs[2] ** 2).sum() / squares, **EXACT)
 
@@ -186,7 +186,7 @@ def test_absent_tokens_do_not_count(make_subject):
 def test_interference_by_enumeration_and_by_signs(make_subject, scheme):
     subject = make_subject(layers=3)
     inputs = subject.test.inputs[:40]
-    network = {"frozen": FrozenNetwork, "recomputed": RecomputedNetwork}[scheme](subject.model, inputs)
+    network = {"frozen": FrozenNetwork, "recomputed": RecomputedNetwork}[scheme](subject.network, inputs)
     table = independence.table(subject, options(schemes=[scheme])).dropna(subset="interference")
     assert (table.interference_se == 0).all()
     for length in range(4):
@@ -216,9 +216,9 @@ def test_interactions_by_hand(make_subject):
     inputs = subject.test.inputs[:40]
     table = independence.table(subject, options())
     assert pick(table, of="network", scheme="frozen").interaction.item() < 1e-12  # an identity
-    network = RecomputedNetwork(subject.model, inputs)
+    network = RecomputedNetwork(subject.network, inputs)
     sums = sums_of_groups(network, [np.concatenate([all_paths(2, 2, k) for k in range(3)])])[0]
-    state = FrozenNetwork(subject.model, inputs).state_BND
+    state = FrozenNetwork(subject.network, inputs).state_BND
     ratio = (plain(state) - plain(sums)).flatten(1).norm(dim=1) / plain(state).flatten(1).norm(dim=1)
     got = pick(table, of="network", scheme="recomputed").interaction.item()
     assert got == pytest.approx(ratio.mean().item(), **EXACT)
@@ -270,11 +270,11 @@ def hessian_of_all(model, batch):
 def test_cross_gradients_against_the_whole_hessian(make_subject, changes):
     subject = make_subject(**changes)
     batch = subject.test[:6]
-    hessian, owner = hessian_of_all(subject.model, batch)
+    hessian, owner = hessian_of_all(subject.network, batch)
     wanted = np.array([[hessian[owner == a][:, owner == b].norm().item() for b in range(4)] for a in range(4)])
     generator = torch.Generator().manual_seed(0)
     rounding = torch.Generator().manual_seed(1)
-    got, error, floor = cross_gradients.cross_gradients(subject.model, batch, 30, generator, rounding)
+    got, error, floor = cross_gradients.cross_gradients(subject.network, batch, 30, generator, rounding)
     assert ((floor > 0) & (floor < 1e-9 * got)).all()  # float64
     # unbiased squares: five standard errors of 16 numbers, and the errors are small enough to tell blocks apart
     assert (np.abs(got.numpy() - wanted) < 5 * error.numpy() + 1e-12).all()
@@ -285,8 +285,8 @@ def test_cross_gradients_against_the_whole_hessian(make_subject, changes):
 def test_a_product_with_the_hessian_is_exact_and_the_same_in_chunks(make_subject, monkeypatch):
     subject = make_subject(padded=True)
     batch = subject.test[:7]
-    hessian, _ = hessian_of_all(subject.model, batch)
-    named = dict(subject.model.named_parameters())
+    hessian, _ = hessian_of_all(subject.network, batch)
+    named = dict(subject.network.named_parameters())
     names = [name for name in named if "qkv" in name or name.endswith("attention.out.weight")]
     parameters = {name: named[name] for name in names}
     generator = torch.Generator().manual_seed(1)
@@ -294,7 +294,7 @@ def test_a_product_with_the_hessian_is_exact_and_the_same_in_chunks(make_subject
     wanted = hessian @ torch.cat([direction[name].flatten() for name in names])
     for at_a_time in (100, 3):
         monkeypatch.setattr(cross_gradients, "SEQUENCES_AT_A_TIME", at_a_time)
-        got = cross_gradients.hessian_product(subject.model, batch, parameters, direction)
+        got = cross_gradients.hessian_product(subject.network, batch, parameters, direction)
         torch.testing.assert_close(torch.cat([got[name].flatten() for name in names]), wanted, rtol=1e-9, atol=1e-11)
 
 
@@ -303,8 +303,8 @@ def test_head_rows_hold_the_norms_in_three_units(make_subject):
     table = pick(independence.table(subject, options()), of="heads")
     generator = generator_for(subject.seed, "cross_gradients")
     rounding = torch.Generator().manual_seed(1)
-    norms, errors, _ = cross_gradients.cross_gradients(subject.model, subject.test[:8], 2, generator, rounding)
-    _, owner = hessian_of_all(subject.model, subject.test[:1])
+    norms, errors, _ = cross_gradients.cross_gradients(subject.network, subject.test[:8], 2, generator, rounding)
+    _, owner = hessian_of_all(subject.network, subject.test[:1])
     sizes = [(owner == a).sum() for a in range(4)]
     own = table[table["first"] == table["second"]].set_index("first").cross_gradient
     for row in table.to_dict("records"):
@@ -339,7 +339,7 @@ def test_wrong_options_are_refused_in_one_line(changes, said):
 
 def test_too_small_a_test_set_is_refused(make_subject):
     subject = make_subject()
-    small = Subject(subject.run, subject.seed, subject.task, subject.train, subject.test[:29], subject.models)
+    small = Subject(subject.run, subject.seed, subject.task, subject.train, subject.test[:29], subject.networks)
     with pytest.raises(ConfigError, match="needs at least 30 test sequences; this task has 29"):
         independence.table(small, options(sequences=None))
 

@@ -13,7 +13,7 @@ import scipy.optimize
 import torch
 from omegaconf import OmegaConf
 
-from rankbench.analyses import ANALYSES, Plan, Subject, histograms, invertibility
+from rankbench.analyses import ANALYSES, Subject, histograms, invertibility
 from rankbench.config import conf_dir
 from rankbench.keys import ConfigError, typed
 from rankbench.measures.attention_layer import attend, fresh_layer
@@ -106,7 +106,7 @@ def test_rows_of_a_models_layers(make_subject, changes):
     subject = make_subject(**changes)
     table = invertibility.table(subject, options(coefficients=[0.7], ranges=[[0, 2]]))
     assert list(table.groupby(["weights", "layer"], sort=False).size()) == [13] * 6
-    attention = subject.model.blocks[1].attention
+    attention = subject.network.blocks[1].attention
     generator = invertibility.generator_for(0, "invertibility")
     x_BND = invertibility.inputs_of(0, 2, 3, 5, 4, generator)
     with torch.no_grad():
@@ -142,7 +142,7 @@ def test_padded_sequences_are_undone_as_each_would_be_alone(make_subject, random
     asked = options(tokens=[4], coefficients=[0.5], ranges=[[0, 1]], iterations=7, sequences=6, network=True)
 
     def errors(network, batch):
-        subject = dataclasses.replace(make_subject(), test=batch, models={"initialised": network})
+        subject = dataclasses.replace(make_subject(), test=batch, networks={"initialised": network})
         table = invertibility.table(subject, asked)
         return table[table.part == "network"].set_index("layer").error
 
@@ -154,7 +154,7 @@ def test_padded_sequences_are_undone_as_each_would_be_alone(make_subject, random
 def test_a_network_with_norms_is_not_undone(make_subject):
     for changes in ({"norm": "post"}, {"norm": "none", "skip": False}):
         with pytest.raises(ConfigError, match=r"use model\.norm=none and skips"):
-            invertibility.check_plan(Plan(None, make_subject(**changes).model, None), options(network=True))
+            invertibility.check(make_subject(**changes), options(network=True))
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_histograms_count_the_entries(make_subject):
     assert len(table) == 3 * 2 * 2 * 8
     rows = table[(table.layer == 2) & (table.inputs == "0..10")]
     x_BND = invertibility.inputs_of(0, 10, 7, 5, 4, histograms.generator_for(0, "invertibility"))
-    y_BND = subject.model.blocks[1].attention(x_BND).detach()
+    y_BND = subject.network.blocks[1].attention(x_BND).detach()
     for of, values in (("input", x_BND), ("output", y_BND)):
         bins, values = rows[rows.of == of], values.numpy().ravel()
         assert bins.sd.iloc[0] == pytest.approx(values.std(), rel=1e-12)

@@ -35,7 +35,7 @@ def steps():
     cfg = compose("analyze", *REGRESSION)
     (subject,) = fresh_subjects(cfg, Machine.prepare(cfg))
     with torch.no_grad():
-        return list(run(subject.model, subject.test.inputs))
+        return list(run(subject.network, subject.test.inputs))
 
 
 def test_unscored_tokens_of_our_tasks_are_left_out(steps):
@@ -88,7 +88,7 @@ def test_a_task_can_name_its_class_tokens_and_registers(monkeypatch):
     cfg = compose("analyze", *words, "uncounted=[class,registers]")
     (subject,) = fresh_subjects(cfg, Machine.prepare(cfg))
     with torch.no_grad():
-        *_, last = run(subject.model, subject.test.inputs)
+        *_, last = run(subject.network, subject.test.inputs)
     table = rankbench.analyze([*words, "uncounted=[class,registers]"], "residual")["residual"]
     assert table[table.sublayer != "weights"].relative_residual.iloc[-1] == mean_relative_residual(
         last.output_BND[:, 2:]

@@ -429,7 +429,7 @@ MODELS = [
 
 @pytest.mark.parametrize("changes", MODELS, ids=str)
 def test_a_models_layer_is_the_functional_one(make_subject, changes):
-    attention = make_subject(**changes).model.blocks[0].attention
+    attention = make_subject(**changes).network.blocks[0].attention
     layer = lipschitz_of_networks.layer_of(attention, 4)
     if changes.get("attention") == "cosine":
         assert layer is None
@@ -507,7 +507,7 @@ def test_every_bound_of_a_model_is_above_every_lower_bound_of_the_same(make_subj
 def test_jacobians_of_attention_block_and_network_are_autograds(make_subject):
     subject = make_subject(attention="l2", tied_qk=True, norm="pre")
     table = analysis.table(subject, options(sequences=2))
-    model, inputs = subject.model, subject.test.inputs[:2]
+    model, inputs = subject.network, subject.test.inputs[:2]
     x_BND = model.embed(inputs)
     wanted = {"attention": [], "block": [], "network": []}
     first, second = model.blocks
@@ -535,8 +535,8 @@ def test_jacobians_of_attention_block_and_network_are_autograds(make_subject):
 def test_spectral_norms_are_numpys(make_subject):
     subject = make_subject()
     table = analysis.table(subject, options(sequences=1))
-    mlp = subject.model.blocks[1].mlp.up.weight.detach().numpy()
-    w_q = subject.model.blocks[1].attention.qkv.weight[:6].detach().numpy()
+    mlp = subject.network.blocks[1].mlp.up.weight.detach().numpy()
+    w_q = subject.network.blocks[1].attention.qkv.weight[:6].detach().numpy()
     rows = table[(table.weights == "trained") & (table.layer == 2) & (table.quantity == "spectral_norm")]
     spectral_norms = rows.set_index("part").value
     for name, matrix in (("mlp_up", mlp), ("w_q", w_q)):
@@ -629,6 +629,6 @@ def test_shipped_options_are_the_fields_of_the_dataclass():
 
 def test_there_is_no_bound_where_a_query_does_not_see_itself(make_subject):
     subject = make_subject(attention="l2", tied_qk=True, mask="others")
-    for block in subject.model.blocks:
+    for block in subject.network.blocks:
         layer = lipschitz_of_networks.layer_of(block.attention, 4)
         assert lipschitz_of_networks.theorem(layer, 4, "inf") == lipschitz_of_networks.theorem(layer, 4, "2") == np.inf

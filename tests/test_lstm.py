@@ -103,7 +103,7 @@ def test_benchmarks_and_analyses_of_transformers_are_refused():
     with pytest.raises(ConfigError, match="the benchmarks measure Transformers"):
         compose("bench", "model=lstm")
     cfg = compose("train", "task=char_lm", "model=lstm", "analysis=[residual]")
-    with pytest.raises(ConfigError, match=r"takes Transformers apart, not model.kind=lstm; use curves, samples"):
+    with pytest.raises(ConfigError, match=r"needs attention heads; model.kind=lstm does not fit; use curves, samples"):
         check_analyses(cfg, cfg)
     cfg = compose("train", "task=char_lm", "model=lstm", "analysis=[curves,samples]")
     check_analyses(cfg, cfg)

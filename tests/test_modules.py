@@ -207,7 +207,7 @@ def test_spectrum_of_a_network_of_ours_is_its_paths():
     # the read-out's bias is a path of length 0 here, and none at all there
     cfg = compose("analyze", *words)
     for subject in fresh_subjects(cfg, Machine.prepare(cfg)):
-        sums, model = sums_by_length(subject.model, subject.test.inputs), subject.model
+        sums, model = sums_by_length(subject.network, subject.test.inputs), subject.network
         parts = F.linear(sums.by_length_KBND, model.read_out.weight)
         parts[0] += F.linear(sums.bias_BND, model.read_out.weight, getattr(model.read_out, "bias", None))
         whole = parts.sum(0)
@@ -246,7 +246,7 @@ def test_residual_of_a_network_of_ours_seen_as_a_module():
     own = rankbench.analyze(words, "residual", variants=["full"], sequences=9)["residual"]
     cfg = compose("analyze", *words)
     (subject,) = fresh_subjects(cfg, Machine.prepare(cfg))
-    seen = rankbench.analyze(InLayers(subject.model), subject.test.inputs, "residual", sequences=9)["residual"]
+    seen = rankbench.analyze(InLayers(subject.network), subject.test.inputs, "residual", sequences=9)["residual"]
     seen = seen[seen.view == "all"]
     ours = own[own.sublayer.isin(["input", "mlp"])]
     assert seen.layer.tolist() == ours.layer.tolist() == [0, 1, 2, 3]
@@ -257,7 +257,7 @@ def test_residual_of_a_network_of_ours_seen_as_a_module():
     ratio = seen.noise_floor.to_numpy() / ours.noise_floor.to_numpy()
     assert ((ratio > 1 / 3) & (ratio < 3)).all()
     with pytest.raises(ConfigError, match="branches, not layers"):  # its own submodules are parts of sub-layers
-        rankbench.analyze(subject.model, subject.test.inputs, "residual")
+        rankbench.analyze(subject.network, subject.test.inputs, "residual")
 
 
 def test_attention_of_heads_side_by_side(language, ids):
@@ -293,7 +293,7 @@ def test_attention_has_the_floors_of_the_residual_of_its_weights(gain):
     """Of queries and keys of 1e-9, whose attention is uniform but for rounding, the same heads are below them."""
     cfg = compose("analyze", "model=san_skip", "model.layers=2", "model.width=8", "model.heads=2", "task.length=5")
     (subject,) = fresh_subjects(cfg, Machine.prepare(cfg))
-    for sublayer in subject.model.sublayers:
+    for sublayer in subject.network.sublayers:
         sublayer.part.qkv.weight.data[:16] *= gain
     options = ANALYSES["residual"].options(sequences=9, variants=["full"], views=None, sink_ratio=10.0)
     residual = ANALYSES["residual"].table(subject, options)
@@ -310,14 +310,14 @@ def test_sequences_to_which_a_head_gives_no_weights_have_no_relative_floor():
     words = ["model=relu", "model.layers=1", "model.width=4", "model.heads=2", "model.positions=none", "task.length=5"]
     cfg = compose("analyze", *words)
     (subject,) = fresh_subjects(cfg, Machine.prepare(cfg))
-    qkv = subject.model.attentions[0].qkv
+    qkv = subject.network.attentions[0].qkv
     qkv.bias.data.zero_()
     qkv.weight.data[4:8] = qkv.weight.data[:4]  # so scores of equal letters are squares
     qkv.weight.data[4:6] *= -1.0  # but for head 1
     subject.test.inputs[:9] = subject.test.inputs[:9, :1]
     subject.test.inputs[:2] = torch.arange(5)
     with torch.no_grad():
-        weights_BHNM = next(run(subject.model, subject.test.inputs[:9])).weights_BHNM
+        weights_BHNM = next(run(subject.network, subject.test.inputs[:9])).weights_BHNM
     assert (weights_BHNM == 0).all((2, 3)).sum(0).tolist() == [7, 0]
     table = ANALYSES["attention"].table(subject, ANALYSES["attention"].options(sequences=9))
     assert table.attention_relative_noise_floor.between(1e-17, 1e-12).all()
@@ -330,7 +330,7 @@ def test_attention_shows_the_same_matrix_where_the_network_would_fuse_it(name):
     cfg = compose("analyze", *words, "precision=fp64")
     (subject,) = fresh_subjects(cfg, Machine.prepare(cfg))
     table = ANALYSES["attention"].table(subject, ANALYSES["attention"].options(sequences=9)).set_index("head")
-    (step, *_) = run(subject.model, subject.test.inputs)
+    (step, *_) = run(subject.network, subject.test.inputs)
     row_sums_H = step.mixing_BHNM.detach().sum(-1).mean((0, 2))
     assert table.row_sum.to_numpy() == pytest.approx(row_sums_H.numpy())
     assert (table.row_sum - 1).abs().min() > 0.1
@@ -826,9 +826,9 @@ def test_a_column_has_one_definition_in_all_tables(name):
     words = [f"model={name}", "model.layers=1", "model.heads=2", "task.length=5", "task.test_size=3", "precision=fp64"]
     (subject,) = fresh_subjects(cfg := compose("analyze", *words), Machine.prepare(cfg))
     with torch.no_grad():
-        first = subject.model.blocks[0].attention
+        first = subject.network.blocks[0].attention
         first.qkv.weight.mul_(4)  # scores that differ
-        step = next(run(subject.model, subject.test.inputs))
+        step = next(run(subject.network, subject.test.inputs))
         if name == "relu":  # a query that reads nothing
             assert (step.weights_BHNM.sum(-1) == 0).any()
     by_head = [

@@ -80,9 +80,9 @@ def loss_and_accuracy(outputs, targets):
 @pytest.mark.parametrize("changes", STRUCTURES, ids=str)
 def test_sums_through_heads_by_enumeration(make_subject, changes, mlp):
     subject = make_subject(**changes)
-    network = FrozenNetwork(subject.model, subject.test.inputs, mlp)
+    network = FrozenNetwork(subject.network, subject.test.inputs, mlp)
     got = sums_through_heads(network)
-    outputs, _, paths = each_path(subject.model, subject.test.inputs, mlp)
+    outputs, _, paths = each_path(subject.network, subject.test.inputs, mlp)
     present_BN1 = (subject.test.inputs >= 0)[..., None]
     for layer, head in itertools.product(range(LAYERS), range(HEADS)):
         wanted = outputs[paths[:, layer] == head + 1].sum(0)
@@ -96,8 +96,8 @@ def test_sums_through_heads_by_enumeration(make_subject, changes, mlp):
 @pytest.mark.parametrize("changes", STRUCTURES, ids=str)
 def test_sums_by_last_head_by_enumeration(make_subject, changes, mlp):
     subject = make_subject(**changes)
-    outputs, _, paths = each_path(subject.model, subject.test.inputs, mlp)
-    got = sums_by_last_head(FrozenNetwork(subject.model, subject.test.inputs, mlp))
+    outputs, _, paths = each_path(subject.network, subject.test.inputs, mlp)
+    got = sums_by_last_head(FrozenNetwork(subject.network, subject.test.inputs, mlp))
     present_BN1 = (subject.test.inputs >= 0)[..., None]
     lasts = [(0, 0), *itertools.product(range(1, LAYERS + 1), range(1, HEADS + 1))]
     last_of_path = [
@@ -111,7 +111,7 @@ def test_sums_by_last_head_by_enumeration(make_subject, changes, mlp):
 @pytest.mark.parametrize("changes", STRUCTURES, ids=str)
 def test_every_number_of_path_mass_by_enumeration(make_subject, changes, monkeypatch):
     subject = make_subject(**changes)
-    model, test = subject.model, subject.test
+    model, test = subject.network, subject.test
     monkeypatch.setattr(path_mass, "NUMBERS_AT_A_TIME", 800)  # several chunks of sequences
     table = path_mass.table(subject, options("path_mass"))
     outputs, bias, paths = each_path(model, test.inputs)
@@ -144,8 +144,8 @@ def test_every_number_of_path_mass_by_enumeration(make_subject, changes, monkeyp
 def test_lengths_and_bias_add_up_to_the_whole_gradient_mass(make_subject):
     subject = make_subject()
     table = path_mass.table(subject, options("path_mass"))
-    state = FrozenNetwork(subject.model, subject.test.inputs).state_BND.clone().requires_grad_()
-    F.cross_entropy(subject.model.read_out(state).flatten(0, 1), subject.test.targets.flatten()).backward()
+    state = FrozenNetwork(subject.network, subject.test.inputs).state_BND.clone().requires_grad_()
+    F.cross_entropy(subject.network.read_out(state).flatten(0, 1), subject.test.targets.flatten()).backward()
     parts = table[table.part != "head"].gradient_mass.sum()
     assert parts == pytest.approx((state * state.grad).sum().item(), **EXACT)
 
@@ -156,10 +156,10 @@ def test_ranks_of_heads_are_the_means_of_metrics(make_subject, changes, monkeypa
     monkeypatch.setattr(path_mass, "NUMBERS_AT_A_TIME", 800)
     table = path_mass.table(subject, options("path_mass"))
     weights = [
-        step.weights_BHNM for step in run(subject.model, subject.test.inputs) if step.sublayer.kind == "attention"
+        step.weights_BHNM for step in run(subject.network, subject.test.inputs) if step.sublayer.kind == "attention"
     ]
     for layer, p in enumerate(weights, 1):
-        wanted = attention_metrics(p, None, subject.model.lengths(subject.test.inputs))[
+        wanted = attention_metrics(p, None, subject.network.lengths(subject.test.inputs))[
             "attention_effective_rank"
         ].mean(0)
         rows = pick(table, part="head", layer=layer)
@@ -184,7 +184,7 @@ def test_every_number_of_pruning_by_hand(make_subject, changes, mlp, monkeypatch
     subject = make_subject(**changes)
     monkeypatch.setattr(pruning, "NUMBERS_AT_A_TIME", 1000)  # several chunks of sequences and of paths
     table = pruning.table(subject, options("pruning", mlp=mlp, selection_sequences=5, counts=9))
-    model, chosen = subject.model, subject.train[:5]
+    model, chosen = subject.network, subject.train[:5]
     outputs, bias, paths = each_path(model, chosen.inputs, mlp)
     norms = outputs.flatten(1).norm(dim=1)
     orders = {
@@ -207,7 +207,7 @@ def test_every_number_of_pruning_by_hand(make_subject, changes, mlp, monkeypatch
 def test_every_order_begins_at_the_bias_and_ends_at_the_whole_network(make_subject):
     subject = make_subject()
     table = pruning.table(subject, options("pruning"))
-    whole = loss_and_accuracy(subject.model(subject.test.inputs), subject.test.targets)
+    whole = loss_and_accuracy(subject.network(subject.test.inputs), subject.test.targets)
     for _, rows in table.groupby(["order", "repeat"], dropna=False):
         assert (rows.loss.iloc[-1], rows.accuracy.iloc[-1]) == pytest.approx(whole, **EXACT)
     assert table[table.kept == 0].loss.nunique() == 1
@@ -296,12 +296,12 @@ def test_figures_show_the_tables_means(tables):
 
 def test_a_sequence_of_zeros_is_counted_and_leaves_the_mean_of_the_others(make_subject):
     subject = make_subject(norm="none", mlp=False, mlp_skip=False, bias=False, positions="none")
-    subject.model.read_in.weight[2] = 0
+    subject.network.read_in.weight[2] = 0
     subject.test.inputs[subject.test.inputs.eq(2).all(1)] = 3
     subject.test.inputs[1] = 2
     table = path_mass.table(subject, options("path_mass"))
     others = Subject(
-        subject.run, subject.seed, subject.task, subject.train, subject.test[[0, *range(2, 12)]], subject.models
+        subject.run, subject.seed, subject.task, subject.train, subject.test[[0, *range(2, 12)]], subject.networks
     )
     wanted = path_mass.table(others, options("path_mass"))
     assert (table.num_undefined == 1).all() and (wanted.num_undefined == 0).all()

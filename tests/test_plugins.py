@@ -146,7 +146,7 @@ def test_a_finite_set_is_split_anew_by_each_seed_without_an_overlap(elsewhere):
         for batch in splits.values():
             assert (batch.targets[:, 2] == batch.inputs[:, :2].sum(1) % 7).all() and (batch.targets[:, :2] == -1).all()
         # the same split as in training: the recorded accuracy is that of these sequences
-        right = subject.model(subject.test.inputs)[:, 2].argmax(-1) == subject.test.targets[:, 2]
+        right = subject.network(subject.test.inputs)[:, 2].argmax(-1) == subject.test.targets[:, 2]
         assert metrics[seed, 6, "test"] == pytest.approx(right.double().mean().item())
         trained_on.add(frozenset(pairs["train"]))
     assert len(trained_on) == 2

@@ -14,7 +14,7 @@ import torch
 from omegaconf import OmegaConf
 
 from rankbench import plots
-from rankbench.analyses import ANALYSES, Plan, Subject, rollout
+from rankbench.analyses import ANALYSES, Subject, rollout
 from rankbench.config import conf_dir
 from rankbench.keys import ConfigError, typed
 from rankbench.model import initial_model
@@ -140,13 +140,12 @@ def test_any_network_is_run_step_by_step_in_float64(model_config, task, changes)
         now = exact(now)
 
 
-def test_another_task_has_no_trajectory(model_config, sorting_task):
+def test_another_task_has_no_trajectory(sorting_task):
     sorting = sorting_task()
-    model = initial_model(model_config(layers=1), sorting, 0)
     with pytest.raises(
         ConfigError, match=r"^analysis=rollout: needs a task with a trajectory; .* use task=circle_arcs$"
     ):
-        rollout.check_plan(Plan(sorting, model, None), options())
+        rollout.check(Subject("planned", 0, sorting), options())
 
 
 @pytest.mark.parametrize(

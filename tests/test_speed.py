@@ -27,7 +27,7 @@ def subject_of(model):
 def test_both_networks_take_the_same_steps(model, monkeypatch):
     """Two networks, the one measured and the same with dot products and free keys, in turn on the same batches."""
     subject, seen = subject_of(model), []
-    before = {name: weight.clone() for name, weight in subject.model.named_parameters()}
+    before = {name: weight.clone() for name, weight in subject.network.named_parameters()}
 
     def record(work, device):
         seen.append(device.type)
@@ -39,14 +39,14 @@ def test_both_networks_take_the_same_steps(model, monkeypatch):
     assert table.seconds.tolist() == [1, 3, 5, 7, 9] and table.seconds_dot.tolist() == [2, 4, 6, 8, 10]
     assert table.tokens.is_monotonic_increasing and table.tokens.iloc[0] < table.tokens.iloc[-1]
     assert set(table.variant) == {model}
-    for name, weight in subject.model.named_parameters():  # the subject itself is not trained
+    for name, weight in subject.network.named_parameters():  # the subject itself is not trained
         assert torch.equal(weight, before[name])
 
 
 def test_a_step_is_one_of_adam():
     subject = subject_of("causal_l2")
     batch = next(speed._batches(subject, OPTIONS))
-    ours, other = subject_of("causal_l2").model.float(), subject_of("causal_l2").model.float().requires_grad_(True)
+    ours, other = subject_of("causal_l2").network.float(), subject_of("causal_l2").network.float().requires_grad_(True)
     speed._step(ours, subject)(batch)
     outputs, wanted = other(batch.inputs), batch.targets
     torch.nn.functional.cross_entropy(outputs[wanted >= 0], wanted[wanted >= 0]).backward()

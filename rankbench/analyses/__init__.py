@@ -2,9 +2,9 @@
 
 from importlib import import_module
 
-from rankbench.analyses.analysis import Analysis, ModuleSubject, Plan, Subject
+from rankbench.analyses.analysis import Analysis, Foreign, Subject
 
-__all__ = ["ANALYSES", "Analysis", "ModuleSubject", "Plan", "Subject"]
+__all__ = ["ANALYSES", "Analysis", "Foreign", "Subject"]
 
 NAMES = (
     *("residual", "paths", "spectrum", "attention", "collapse", "bounds", "path_counts", "independence", "path_mass"),

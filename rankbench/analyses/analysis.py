@@ -1,58 +1,130 @@
 """Analysis, and the subjects that it measures, a few sequences at a time."""
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Set
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 import torch
 from torch import nn
 
 from rankbench.config import TrainConfig
+from rankbench.keys import ConfigError
 from rankbench.measures.module_reading import NOTHING_ASKED, Asked, ReadModule, read_module
+from rankbench.model.lstm import Lstm
 from rankbench.model.modules import Example
+from rankbench.model.pretrained import FAMILIES
 from rankbench.plots.figure import Figure
 from rankbench.plots.pages import MOST_PANELS
 from rankbench.progress import counted
 from rankbench.runs.tables import fall_in_last_quarter
-from rankbench.tasks import Batch, Task
+from rankbench.tasks import Batch
 from rankbench.tasks.task import Score, score
 
 SEQUENCES_AT_A_TIME = 1000  # in a forward pass of the whole network
+NO_SEQUENCES = Batch(torch.empty(0, 0), torch.empty(0, 0))
+
+# What an analysis can need of a subject besides modules with an example of their inputs; in words.
+NEEDS = {
+    "attention": "attention heads",
+    "sublayers": f"the sub-layers of a network of ours or of {', '.join(FAMILIES)}",
+    "task": "a network of ours with its task",
+    "history": "a training of ours",
+}
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """Modules that are not ours, as their author or their library made them, with the arguments that they are given.
+
+    modules: by weights (given; of a checkpoint trained, initialised). asked: how the user wants them to be read. half:
+    which part of a checkpoint they are, in words; empty for all of it.
+    """
+
+    name: str
+    inputs: str  # name of the inputs
+    modules: Mapping[str, nn.Module]
+    example: Example
+    asked: Asked = NOTHING_ASKED
+    half: str = ""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """One seed of a run, or one fresh model, with its data."""
+    """One seed of what a command measures: of a run, of fresh networks, or of a network that is not ours.
 
-    run: str  # name of the run's folder, or `fresh`
+    Each has modules with an example of their inputs, and can be read as any torch module can. What only some have is in
+    NEEDS; `has` says which. Checks get the subject of a run before there are weights: its task, its training, and a
+    network without values on the meta device.
+    """
+
+    run: str  # name of the run's folder, `fresh`, or the network as the user named it
     seed: int
-    task: Any  # a Task, or the texts of a checkpoint
-    train: Batch  # sequences that this seed was trained on; only some of an endless stream or a corpus
-    test: Batch
-    models: Mapping[str, Any]  # Transformers, Lstms or PretrainedNetworks by weights: trained, initialised, or both
+    task: Any = None  # a Task, or the texts of a checkpoint
+    train: Batch = NO_SEQUENCES  # sequences that this seed was trained on; only some of an endless stream or a corpus
+    test: Batch = NO_SEQUENCES
+    networks: Mapping[str, Any] = field(default_factory=dict)  # by weights (trained, initialised), as in `network`
     history: pd.DataFrame | None = None  # this seed's rows of layers.csv, if training wrote one
     curve: pd.DataFrame | None = None  # this seed's rows of metrics.csv, if it was trained
-    modules: dict[str, nn.Module] | None = None  # of a checkpoint, by weights: the library's own modules
-    example: Example | None = None  # and their arguments
-    asked: Asked = NOTHING_ASKED  # how they are to be read
-    half: str = ""  # as in ModuleSubject
+    training: TrainConfig | None = None  # config that trains or has trained the networks; None: they stay fresh
+    foreign: Foreign | None = None
 
     @property
-    def model(self) -> Any:
-        """The trained model if there is one, else the initialised one."""
-        return self.models["trained" if "trained" in self.models else "initialised"]
+    def has(self) -> Set[str]:
+        """Which of NEEDS it has."""
+        has_sublayers = bool(self.networks) and not isinstance(self.network, Lstm)
+        has = {
+            "attention": has_sublayers or self.foreign is not None,
+            "sublayers": has_sublayers,
+            "task": self.foreign is None,
+            "history": self.training is not None,
+        }
+        return {name for name in NEEDS if has[name]}
 
-    def models_in_float64(self) -> Iterator[tuple[str, Any]]:
+    @property
+    def network(self) -> Any:
+        """The Transformer, Lstm or PretrainedNetwork: the trained one if there is one, else the initialised one.
+
+        ConfigError if there are modules alone: an analysis that takes a network needs `task` or `sublayers`.
+        """
+        if not self.networks:
+            raise ConfigError(f"model={self.run}: has modules alone; an analysis of its networks needs sublayers")
+        return self.networks["trained" if "trained" in self.networks else "initialised"]
+
+    def networks_in_float64(self) -> Iterator[tuple[str, Any]]:
         """Weights and a copy in float64 of each network, one at a time."""
-        for weights, model in self.models.items():
-            yield weights, copy.deepcopy(model).double()
+        for weights, network in self.networks.items():
+            yield weights, copy.deepcopy(network).double()
+
+    @property
+    def modules(self) -> Mapping[str, nn.Module]:
+        """The networks as plain modules, by weights."""
+        return self.networks if self.foreign is None else self.foreign.modules
+
+    @cached_property
+    def example(self) -> Example:
+        """The arguments of `modules`: of networks of ours the test set.
+
+        They run with the table of weights, on every device and for every number of tokens: the fused kernel would show
+        the softmax alone, without the gains of the values that contractive L2 and cosine attention have.
+        """
+        if self.foreign is not None:
+            return self.foreign.example
+        inputs, network = self.test.inputs, self.network
+        how = {} if isinstance(network, Lstm) else {"kernel": "table"}
+        return Example((inputs,), how, self.test.targets, network.lengths(inputs), kinds=network.kinds)
+
+    @cached_property
+    def reads(self) -> dict[str, ReadModule]:
+        """What was read of each module, by weights."""
+        asked = NOTHING_ASKED if self.foreign is None else self.foreign.asked
+        return {weights: read_module(module, self.example, asked) for weights, module in self.modules.items()}
 
     def score(self, sequences: Batch) -> Score:
         """The score of the whole network, the trained one if there is one."""
-        outputs = torch.cat([self.model(inputs) for inputs in sequences.inputs.split(SEQUENCES_AT_A_TIME)])
+        outputs = torch.cat([self.network(inputs) for inputs in sequences.inputs.split(SEQUENCES_AT_A_TIME)])
         return score(outputs, sequences.targets)
 
     @property
@@ -71,59 +143,20 @@ class Subject:
 
     @property
     def what_counts(self) -> dict[str, str]:
-        """The column of `ModuleSubject.what_counts`; none for networks of ours in which all tokens count."""
-        return {} if self.example is None and not self.model.kinds.left_out else self.as_modules.what_counts
-
-    @property
-    def who(self) -> dict[str, str | int]:
-        """The columns that every table begins with."""
-        return {"run": self.run, "task": self.task.name, "model": self.model.name, "seed": self.seed}
-
-    @cached_property
-    def as_modules(self) -> "ModuleSubject":
-        """The subject's networks as plain modules with the test set, for measurements that work on any module.
-
-        Networks of ours run with the table of weights, on every device and for every number of tokens: the fused kernel
-        would show the softmax alone, without the gains of the values that contractive L2 and cosine attention have.
-        """
-        modules, example = self.modules, self.example
-        if modules is None or example is None:
-            inputs, targets, how = self.test.inputs, self.test.targets, {"kernel": "table"}
-            modules, example = {**self.models}, Example((inputs,), how, targets, self.model.lengths(inputs))
-            example = replace(example, kinds=self.model.kinds)
-        who = (self.run, self.task.name, self.model.name, self.seed)
-        return ModuleSubject(*who, modules, example, self.asked, self.half)
-
-
-@dataclass(frozen=True)
-class ModuleSubject:
-    """Any torch modules with inputs: a network that is not ours, or one of ours as a plain module."""
-
-    name: str  # as the user named it
-    inputs: str  # name of the inputs
-    model: str
-    seed: int
-    modules: dict[str, nn.Module]  # by weights: given, trained, initialised
-    example: Example
-    asked: Asked = NOTHING_ASKED
-    half: str = ""  # which part of a checkpoint these modules are, in words; empty for all of it
-
-    @cached_property
-    def reads(self) -> dict[str, ReadModule]:
-        """What was read of each module, by weights."""
-        return {weights: read_module(module, self.example, self.asked) for weights, module in self.modules.items()}
-
-    @property
-    def what_counts(self) -> dict[str, str]:
         """Column that says whether special tokens count in residuals and sizes of sums: special_tokens, in or out; with
-        the names of other kinds that are left out, as in out+first."""
+        the names of other kinds that are left out, as in out+first. Networks of ours in which all tokens count have no
+        such column."""
+        if self.foreign is None and not self.network.kinds.left_out:
+            return {}
         parts = ["in" if self.example.special_BN is None else "out", *self.example.kinds.left_out]
         return {"special_tokens": "+".join(parts)}
 
     @property
     def who(self) -> dict[str, str | int]:
         """The columns that every table begins with."""
-        return {"run": self.name, "task": self.inputs, "model": self.model, "seed": self.seed}
+        if self.foreign is None:
+            return {"run": self.run, "task": self.task.name, "model": self.network.name, "seed": self.seed}
+        return {"run": self.run, "task": self.foreign.inputs, "model": self.foreign.name, "seed": self.seed}
 
 
 def chunks(sequences: Batch, at_a_time: int, what: str) -> Iterator[Batch]:
@@ -133,29 +166,18 @@ def chunks(sequences: Batch, at_a_time: int, what: str) -> Iterator[Batch]:
     return counted(batches, num_sequences, what, lambda batch: len(batch.inputs))
 
 
-class Plan(NamedTuple):
-    """What a command is going to measure, before any weights exist."""
-
-    task: Task
-    model: Any  # a Transformer, or with any_model an Lstm; without values, on the meta device
-    training: TrainConfig | None  # config that trains or has trained the model; None: it stays fresh
-    texts: Batch | None = None  # inputs and targets of a checkpoint
-
-
 @dataclass(frozen=True)
 class Analysis:
-    """One analysis: its options, table, figure and digest, and the networks that it can measure.
+    """One analysis: its options, table, figure and digest, and what it needs of a subject.
 
     options: a dataclass with a field for each key of conf/analysis/<name>.yaml. table: one subject's rows, without
     Subject.who. figure: the function of rankbench.plots that draws the table of all subjects, given published numbers
     and the column whose values are panels (each may be None); None if there is nothing to draw. digest: the table in a
-    few lines of text. columns: columns that only this table has, by which it is recognised. check: raises ConfigError,
-    before anything is written, for a plan that lacks what the analysis needs; None if it needs nothing.
+    few lines of text. columns: columns that only this table has, by which it is recognised.
 
-    Networks other than our Transformer: any_model, whether our other models can be measured, too; any_network, whether
-    the sub-layers of public checkpoints can; needs, what is needed instead of these, in words; trained_alone, whether
-    only one network is measured, the trained one if there is one; of_module, the function for any torch module, None
-    if there is none; check_module raises ConfigError for a module, as it was read, that cannot be measured.
+    needs: a few of NEEDS; a subject that lacks one is refused. Without any, every torch module can be measured. check:
+    raises ConfigError, before anything is written, for a subject that lacks more than that. trained_alone: whether of
+    several networks only the trained one is measured.
 
     A sweep's figure: lines, the column whose values are its lines, which a varied key can join; most_panels, the limit
     of one file; drawn_apart, for a figure without facets, the columns that distinguish runs.
@@ -166,13 +188,13 @@ class Analysis:
     figure: Callable[[pd.DataFrame, pd.DataFrame | None, str | None], Figure] | None
     digest: Callable[[pd.DataFrame], str]
     columns: tuple[str, ...]
-    any_model: bool = False
-    any_network: bool = False
-    needs: str | None = None
+    needs: Set[str] = frozenset()
+    check: Callable[[Subject, Any], None] | None = None
     trained_alone: bool = False
     lines: str | None = None
     most_panels: int = MOST_PANELS
     drawn_apart: tuple[str, ...] = ()
-    check: Callable[[Plan, Any], None] | None = None
-    of_module: Callable[[ModuleSubject, Any], pd.DataFrame] | None = None
-    check_module: Callable[[ReadModule], Any] | None = None
+
+    def __post_init__(self) -> None:
+        if unknown := self.needs - NEEDS.keys():
+            raise ConfigError(f"needs={min(unknown)}: unknown; allowed are {', '.join(NEEDS)}")

@@ -14,7 +14,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from rankbench.analyses.analysis import Analysis, ModuleSubject, Subject
+from rankbench.analyses.analysis import Analysis, Subject
 from rankbench.keys import key
 from rankbench.measures.attention_matrices import (
     ATTENTION_METRICS,
@@ -61,31 +61,8 @@ class Options:
     sequences: int | None = key("Number of sequences. null: all.", at_least=1)
 
 
-def table(subject: Subject, options: Options) -> pd.DataFrame:
-    """The table of `of_module`, for a network of ours or a checkpoint."""
-    whole = of_module(subject.as_modules, options).drop(columns=[] if subject.what_counts else "special_tokens")
-    bounded = pd.DataFrame(_entropies(subject, options), columns=[*HEAD, *ENTROPIES])
-    if bounded.empty:
-        return whole
-    return whole.merge(bounded.groupby(HEAD).mean().reset_index(), on=HEAD, how="left", validate="one_to_one")
-
-
-def _entropies(subject: Subject, options: Options) -> Iterator[dict[str, Any]]:
-    """A row for each head and sequence, over all tokens of the sequence."""
-    for weights, network in subject.models.items():
-        inputs = subject.test.inputs[: options.sequences]
-        lengths_B = network.lengths(inputs)
-        for number, sequence in enumerate(inputs):
-            present = sequence if lengths_B is None else sequence[: lengths_B[number]]
-            for layer, values in of_heads(network, present):
-                by_head = zip(*(values[name].tolist() for name in ENTROPIES), strict=True)
-                for head, numbers in enumerate(by_head, 1):
-                    axes = {"weights": weights, "layer": layer, "head": head}
-                    yield axes | dict(zip(ENTROPIES, numbers, strict=True))
-
-
 @torch.no_grad()
-def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
+def table(subject: Subject, options: Options) -> pd.DataFrame:
     """Rows: weights, layer (depth of the attention, from 1), head (from 1). A metric is the mean over the sequences for
     which it is defined, <metric>_sd their standard deviation; num_undefined: how many lack some metric of the head.
 
@@ -123,13 +100,31 @@ def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
                 if (distance := f"distance_to_{name}") in row:
                     row[f"{name}_below_floor"] = float(row[distance] <= row["distance_noise_floor"])
             rows.append({"weights": weights, **row})
-    return pd.DataFrame(rows).dropna(axis=1, how="all").assign(**subject.what_counts)
+    whole = pd.DataFrame(rows).dropna(axis=1, how="all").assign(**subject.what_counts)
+    bounded = pd.DataFrame(_entropies(subject, options), columns=[*HEAD, *ENTROPIES])
+    if bounded.empty:
+        return whole
+    return whole.merge(bounded.groupby(HEAD).mean().reset_index(), on=HEAD, how="left", validate="one_to_one")
+
+
+def _entropies(subject: Subject, options: Options) -> Iterator[dict[str, Any]]:
+    """A row for each head and sequence, over all tokens of the sequence; none for modules alone."""
+    for weights, network in subject.networks.items():
+        inputs = subject.test.inputs[: options.sequences]
+        lengths_B = network.lengths(inputs)
+        for number, sequence in enumerate(inputs):
+            present = sequence if lengths_B is None else sequence[: lengths_B[number]]
+            for layer, values in of_heads(network, present):
+                by_head = zip(*(values[name].tolist() for name in ENTROPIES), strict=True)
+                for head, numbers in enumerate(by_head, 1):
+                    axes = {"weights": weights, "layer": layer, "head": head}
+                    yield axes | dict(zip(ENTROPIES, numbers, strict=True))
 
 
 @torch.no_grad()
 def rows_by_head(read: ReadModule, example: Example) -> Iterator[dict[str, Any]]:
     """A row for each head of a module: layer, head, submodule, kind and the moments of the metrics, as in
-    `of_module`."""
+    `table`."""
     values: dict[tuple[int, int], list[dict[str, Tensor]]] = {}
     about: dict[tuple[int, int], dict[str, str]] = {}
     generator = generator_for(0, "shuffled rows")
@@ -297,8 +292,6 @@ ANALYSIS = Analysis(
     draw_attention,
     digest,
     ("sink_weight",),
+    needs={"attention"},
     lines="weights",
-    of_module=of_module,
-    check_module=lambda read: None,  # a module without heads is refused when it is read
-    any_network=True,
 )

@@ -17,7 +17,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from rankbench.analyses.analysis import Analysis, Plan, Subject
+from rankbench.analyses.analysis import Analysis, Subject
 from rankbench.analyses.variants import VARIANTS as EVERYWHERE
 from rankbench.analyses.variants import VariantOptions
 from rankbench.keys import ConfigError, key
@@ -100,7 +100,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     """
     inputs = subject.test.inputs[: options.sequences]
     rows = []
-    for weights, exact in subject.models_in_float64():
+    for weights, exact in subject.networks_in_float64():
         for variant in options.variants:
             network = without(exact, **VARIANTS[variant])
             inputs = inputs.double() if inputs.is_floating_point() else inputs
@@ -319,22 +319,23 @@ def digest(table: pd.DataFrame) -> str:
     )
 
 
-def check_plan(plan: Plan, _: Options) -> None:
+def check_network(subject: Subject, _: Options) -> None:
     """Raise ConfigError for an attention, a norm or streams that the bounds do not cover."""
-    check_one_stream(plan.model, "bounds")
-    if any(sublayer.branch_norm is not None for sublayer in plan.model.sublayers):
+    network = subject.network
+    check_one_stream(network, "bounds")
+    if any(sublayer.branch_norm is not None for sublayer in network.sublayers):
         raise ConfigError(
-            f"analysis=bounds: no bound here covers norms after the branches, as in {plan.model.name}; "
+            f"analysis=bounds: no bound here covers norms after the branches, as in {network.name}; "
             "use model.norm=pre, post or none"
         )
-    if any(attention.score_name != "dot" or attention.mixes for attention in plan.model.attentions):
-        scores = plan.model.attentions[0].score_name
+    if any(attention.score_name != "dot" or attention.mixes for attention in network.attentions):
+        scores = network.attentions[0].score_name
         has = "mixes the softmax with other weights" if scores == "dot" else f"has {scores} scores"
         raise ConfigError(
-            f"analysis=bounds: needs the softmax of dot products alone; {plan.model.name} {has}; for a network of ours "
+            f"analysis=bounds: needs the softmax of dot products alone; {network.name} {has}; for a network of ours "
             "use model.attention=dot, mix_attention=1, mix_identity=0, mix_uniform=0, exclusive=false and, with more "
             "than one copy of the heads, head_reduction=sum"
         )
 
 
-ANALYSIS = Analysis(Options, table, draw_bounds, digest, ("slack",), most_panels=6, check=check_plan, any_network=True)
+ANALYSIS = Analysis(Options, table, draw_bounds, digest, ("slack",), {"sublayers"}, check_network, most_panels=6)

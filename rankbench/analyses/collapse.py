@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from rankbench.analyses.analysis import Analysis, Plan, Subject
+from rankbench.analyses.analysis import Analysis, Subject
 from rankbench.analyses.residual import whole_accuracy
 from rankbench.analyses.variants import VARIANTS
 from rankbench.analyses.variants import VariantOptions as Options
@@ -64,7 +64,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     inputs, rows = subject.test.inputs[: options.sequences], []
     if inputs.is_floating_point():
         inputs = inputs.double()
-    for weights, model in subject.models_in_float64():
+    for weights, model in subject.networks_in_float64():
         networks, refused = _followed(model, options.variants)
         for variant, network in networks.items():
             for row in _rows(network, inputs, generator_for(subject.seed, "rounding")):
@@ -179,9 +179,9 @@ def digest(table: pd.DataFrame) -> str:
     )
 
 
-def check_plan(plan: Plan, options: Options) -> None:
+def check(subject: Subject, options: Options) -> None:
     """Raise ConfigError if residual propagation can follow none of the variants."""
-    _followed(plan.model, options.variants)
+    _followed(subject.network, options.variants)
 
 
 ANALYSIS = Analysis(
@@ -190,7 +190,7 @@ ANALYSIS = Analysis(
     draw_collapse,
     digest,
     ("log10_relative_residual",),
+    needs={"sublayers"},
+    check=check,
     lines="variant",
-    check=check_plan,
-    any_network=True,
 )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from rankbench.analyses.analysis import Analysis, Plan, Subject
+from rankbench.analyses.analysis import Analysis, Subject
 from rankbench.keys import ConfigError, key
 from rankbench.plots.curves import draw_curves
 from rankbench.runs.tables import mean_of_seeds, over_seeds
@@ -56,10 +56,10 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
         of_text["test_loss_per_character"] = test[best_step] * subject.task.symbols_per_character(subject.test)
         of_text |= subject.task.counted_losses(subject.test)
     return losses.reset_index(drop=True).assign(
-        variant=subject.model.cfg.name,
-        layers=subject.model.cfg.layers,
-        width=subject.model.cfg.width,
-        parameters=sum(parameter.numel() for parameter in subject.model.parameters()),
+        variant=subject.network.cfg.name,
+        layers=subject.network.cfg.layers,
+        width=subject.network.cfg.width,
+        parameters=sum(parameter.numel() for parameter in subject.network.parameters()),
         best_step=best_step,
         test_loss=test[best_step],
         **of_text,
@@ -86,21 +86,13 @@ def digest(table: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
-def check_plan(plan: Plan, _: Options) -> None:
-    """Raise ConfigError for a fresh model."""
-    if plan.training is None:
-        raise ConfigError("analysis=curves: needs a training; a fresh model has none; give run=<folder>")
-
-
 ANALYSIS = Analysis(
     Options,
     table,
     draw_curves,
     digest,
     ("best_step",),
-    any_model=True,
+    needs={"history"},
     lines="variant",
-    check=check_plan,
     drawn_apart=("variant", "layers"),
-    needs="a run of our training",
 )

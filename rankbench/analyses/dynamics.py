@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from rankbench.analyses.analysis import Analysis, Plan, Subject
+from rankbench.analyses.analysis import Analysis, Subject
 from rankbench.keys import ConfigError, key
 from rankbench.measures.attention_matrices import ATTENTION_FLOORS, ATTENTION_METRICS
 from rankbench.measures.lipschitz_of_networks import HEAD_METRICS, LIPSCHITZ_METRICS
@@ -55,14 +55,10 @@ def digest(table: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
-def check_plan(plan: Plan, _: Options) -> None:
-    """Raise ConfigError if no training records the layers."""
-    if plan.training is None:
-        raise ConfigError(
-            "analysis=dynamics: needs a training that recorded its layers; a fresh model has none; "
-            "give run=<folder> of a run with trainer.dynamics_every"
-        )
-    if plan.training.trainer.dynamics_every is None:
+def check(subject: Subject, _: Options) -> None:
+    """Raise ConfigError for a training that does not record the layers."""
+    assert subject.training is not None  # see needs
+    if subject.training.trainer.dynamics_every is None:
         raise ConfigError(
             "analysis=dynamics: needs trainer.dynamics_every, the steps between two records of the layers; "
             "got trainer.dynamics_every=null"
@@ -75,7 +71,7 @@ ANALYSIS = Analysis(
     draw_dynamics,
     digest,
     ("step", "sublayer"),
+    needs={"sublayers", "history"},
+    check=check,
     most_panels=6,
-    check=check_plan,
-    needs="a run that recorded its layers",
 )

@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from rankbench.analyses.analysis import Analysis, Plan, Subject
+from rankbench.analyses.analysis import Analysis, Subject
 from rankbench.keys import ConfigError, key
 from rankbench.measures import amsel_theory
 from rankbench.measures.lipschitz_of_networks import head_maps, rounding_of_spectra, spectra
@@ -54,11 +54,11 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     largest angle of that rank) and, if the lower bounds of rankbench.measures.amsel_theory apply, bound_sharp,
     bound_slide and bound_any.
     """
-    task, model = subject.task, subject.model
+    task, model = subject.task, subject.network
     is_regression = subject.test.targets.is_floating_point()
     test = subject.test[: options.sequences]
     rows = []
-    for weights, given in subject.models.items():
+    for weights, given in subject.networks.items():
         for evaluation, network in (("soft", given), ("hard", hard(given))) if is_regression else ():
             outputs = torch.cat([network(chunk) for chunk in test.inputs.split(AT_A_TIME)])
             axes = {"of": "network", "weights": weights, "evaluation": evaluation}
@@ -169,9 +169,9 @@ def digest(table: pd.DataFrame) -> str:
     return "\n".join(filter(None, lines))
 
 
-def check_plan(plan: Plan, options: Options) -> None:
+def check(subject: Subject, options: Options) -> None:
     """Raise ConfigError if neither heads nor errors are measured."""
-    if options.heads == 0 and plan.task.target_kind != "numbers":
+    if options.heads == 0 and subject.task.target_kind != "numbers":
         raise ConfigError(
             "analysis.head_rank.heads=0: leaves nothing to measure, because only a regression has errors; use 1 or more"
         )
@@ -183,7 +183,7 @@ ANALYSIS = Analysis(
     draw_head_rank,
     digest,
     ("angle_limit",),
+    needs={"sublayers"},
+    check=check,
     drawn_apart=("layers", "heads", "copies", "examples"),
-    check=check_plan,
-    any_network=True,
 )

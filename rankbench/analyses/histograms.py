@@ -8,7 +8,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from rankbench.analyses.analysis import Analysis, Plan, Subject
+from rankbench.analyses.analysis import Analysis, Subject
 from rankbench.analyses.invertibility import check_ranges, inputs_of
 from rankbench.keys import ConfigError, key
 from rankbench.plots.histograms import draw_histograms
@@ -38,7 +38,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     model loss_fall, see Subject.how_trained.
     """
     rows = []
-    for weights, model in subject.models_in_float64():
+    for weights, model in subject.networks_in_float64():
         for number, attention in enumerate(model.attentions, 1):
             layer_columns = {"weights": weights, "layer": number, "attention": attention.score_name}
             for low, high in options.ranges:
@@ -70,16 +70,14 @@ def digest(table: pd.DataFrame) -> str:
     return f"entries of attention's inputs and outputs ({seeds})\n{mean.round(3).to_string()}"
 
 
-def check_plan(plan: Plan, options: Options) -> None:
+def check(subject: Subject, options: Options) -> None:
     """Raise ConfigError if attention also reads another layer, or contraction_keys is too small."""
-    if any(sublayer.streams is not None and sublayer.streams.beside for sublayer in plan.model.sublayers):
+    if any(sublayer.streams is not None and sublayer.streams.beside for sublayer in subject.network.sublayers):
         raise ConfigError(
             "analysis=histograms: an attention's inputs are tokens; with model.value_residual they are also those of "
             "the first attention; measure this network with analysis=[residual], [paths] or [path_mass]"
         )
-    plan.model.attentions[0].num_keys(options.tokens)
+    subject.network.attentions[0].num_keys(options.tokens)
 
 
-ANALYSIS = Analysis(
-    Options, table, draw_histograms, digest, ("density",), most_panels=12, check=check_plan, any_network=True
-)
+ANALYSIS = Analysis(Options, table, draw_histograms, digest, ("density",), {"sublayers"}, check, most_panels=12)

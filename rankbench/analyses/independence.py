@@ -20,7 +20,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from rankbench.analyses.analysis import Analysis, Plan, Subject
+from rankbench.analyses.analysis import Analysis, Subject
 from rankbench.keys import ConfigError, key
 from rankbench.measures import dependence, paths
 from rankbench.measures.cross_gradients import cross_gradients, head_parameters
@@ -93,15 +93,15 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
         for part in (_length_rows, _path_rows):
             rows += [{"scheme": scheme} | row for row in part(subject, test.inputs, scheme, options)]
     generator = generator_for(subject.seed, "cross_gradients")
-    if subject.modules is None:
+    if subject.foreign is None:
         rounding = generator_for(subject.seed, "rounding")
-        rows += _head_pairs(subject.model, test[: options.hessian_sequences], options.probes, generator, rounding)
+        rows += _head_pairs(subject.network, test[: options.hessian_sequences], options.probes, generator, rounding)
     return pd.DataFrame(rows, columns=COLUMNS).assign(whole_accuracy=subject.score(test).accuracy.item())
 
 
 def _length_rows(subject: Subject, inputs: Tensor, scheme: str, options: Options) -> Iterator[dict]:
     """Rows of the whole network and of pairs of sums by length; none if that takes too many recomputed paths."""
-    model, lengths = subject.model, subject.model.path_lengths
+    model, lengths = subject.network, subject.network.path_lengths
     layers, heads, skip = model.path_choices
     present_BN = model.counted(inputs)
     counts = [num_paths(layers, heads, length, skip) for length in lengths]
@@ -144,7 +144,7 @@ def _length_rows(subject: Subject, inputs: Tensor, scheme: str, options: Options
 
 def _path_rows(subject: Subject, inputs: Tensor, scheme: str, options: Options) -> Iterator[dict]:
     """Pairs of sampled paths, the same ones for both schemes."""
-    model, number = subject.model, options.paths_per_length
+    model, number = subject.network, options.paths_per_length
     layers, heads, skip = model.path_choices
     generator = generator_for(subject.seed, "independence")
     sampled = [
@@ -253,19 +253,19 @@ COLUMNS += ["interaction", "interaction_below_floor", "num_paths", "interference
 COLUMNS += [f"cross_gradient{kind}" for kind in ("", "_se", "_rms", "_relative", "_below_floor")]
 
 
-def check_plan(plan: Plan, options: Options) -> None:
+def check(subject: Subject, options: Options) -> None:
     """Raise ConfigError for too few test sequences, for heads that share parameters, and for recomputed paths of a
     network that has none."""
-    task = plan.task
+    task = subject.task
     number = task.num_test if isinstance(task, Finite) else task.test_size
     if number is None and not isinstance(task, Corpus):
         number = task.train_size
     if number is not None:  # a text has an unknown number of sequences, and is not read here
         _check_number(number)
-    if isinstance(plan.model, Transformer):
-        head_parameters(plan.model)
+    if isinstance(subject.network, Transformer):
+        head_parameters(subject.network)
     if "recomputed" in options.schemes:
-        check_recomputed(plan.model, "independence")
+        check_recomputed(subject.network, "independence")
 
 
 def _check_number(number: int) -> None:
@@ -279,8 +279,8 @@ ANALYSIS = Analysis(
     draw_independence,
     digest,
     ("interference",),
-    most_panels=6,
-    check=check_plan,
-    any_network=True,
+    needs={"sublayers"},
+    check=check,
     trained_alone=True,
+    most_panels=6,
 )

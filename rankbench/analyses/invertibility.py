@@ -14,7 +14,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from rankbench.analyses.analysis import Analysis, Plan, Subject
+from rankbench.analyses.analysis import Analysis, Subject
 from rankbench.analyses.lipschitz import contracted
 from rankbench.keys import ConfigError, key
 from rankbench.measures.attention_layer import attend, fresh_layer
@@ -97,7 +97,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
             axes = {"weights": "fresh", "part": "attention", "layer": 0, "attention": name}
             rows += _of_layer(functools.partial(attend, layer), tokens, width, subject, options, axes)
     else:
-        for weights, model in subject.models_in_float64():
+        for weights, model in subject.networks_in_float64():
             for number, attention in enumerate(model.attentions, 1):
                 axes = {"weights": weights, "part": "attention", "layer": number, "attention": attention.score_name}
                 for tokens in options.tokens:
@@ -212,9 +212,9 @@ COLUMNS = [
 ]
 
 
-def check_plan(plan: Plan, options: Options) -> None:
+def check(subject: Subject, options: Options) -> None:
     """Raise ConfigError for a network that cannot be inverted here, or that is contractive for too few keys."""
-    network = plan.model
+    network = subject.network
     if options.attentions:
         return
     check_one_stream(network, "invertibility")
@@ -232,7 +232,7 @@ ANALYSIS = Analysis(
     draw_invertibility,
     digest,
     ("coefficient", "iteration"),
+    needs={"sublayers"},
+    check=check,
     most_panels=6,
-    check=check_plan,
-    any_network=True,
 )

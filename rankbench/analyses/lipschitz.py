@@ -16,7 +16,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from rankbench.analyses.analysis import Analysis, Plan, Subject
+from rankbench.analyses.analysis import Analysis, Subject
 from rankbench.keys import ConfigError, key
 from rankbench.measures import lipschitz_bounds
 from rankbench.measures import lipschitz_of_networks as of_networks
@@ -173,7 +173,7 @@ def _ascents(layer: AttentionLayer, num_tokens: int, options: Options, generator
 
 def _rows_of_subject(subject: Subject, options: Options) -> Iterator[dict]:
     generator = generator_for(subject.seed, "lipschitz")
-    for weights, model in subject.models_in_float64():
+    for weights, model in subject.networks_in_float64():
         model.requires_grad_(False)
         inputs = subject.test.inputs[: options.sequences]
         lengths_B = model.lengths(inputs)
@@ -323,23 +323,24 @@ def digest(table: pd.DataFrame) -> str:
 COLUMNS = ["weights", "part", "layer", "attention", "tokens", "p", "quantity", "kind", "start", "step", "value"]
 
 
-def check_plan(plan: Plan, options: Options) -> None:
+def check(subject: Subject, options: Options) -> None:
     """Raise ConfigError for several streams, too large a Jacobian, or a cap where it bounds nothing."""
-    is_tied_l2 = all(attention.score_name == "l2" and attention.tied_qk for attention in plan.model.attentions)
+    network, task = subject.network, subject.task
+    is_tied_l2 = all(attention.score_name == "l2" and attention.tied_qk for attention in network.attentions)
     if options.cap is not None and not is_tied_l2:
         raise ConfigError(
             f"analysis.lipschitz.cap={options.cap}: only tied L2 attention has a bound from the norms of its matrices; "
             "use null, or model.attention=l2 model.tied_qk=true"
         )
     if options.layer is None:
-        check_one_stream(plan.model, "lipschitz")
-    if options.layer is not None or isinstance(plan.task, Corpus):  # whose texts, not read here, may be short
+        check_one_stream(network, "lipschitz")
+    if options.layer is not None or isinstance(task, Corpus):  # whose texts, not read here, may be short
         return
-    numbers = plan.task.length * plan.model.width
+    numbers = task.length * network.width
     if numbers > MOST_NUMBERS:
         raise ConfigError(
-            f"analysis=lipschitz: the Jacobian of {plan.task.length} tokens of width {plan.model.width} would take "
-            f"{8 * numbers**2 / 2**30:.0f} GiB; measure sequences of at most {MOST_NUMBERS // plan.model.width} tokens"
+            f"analysis=lipschitz: the Jacobian of {task.length} tokens of width {network.width} would take "
+            f"{8 * numbers**2 / 2**30:.0f} GiB; measure sequences of at most {MOST_NUMBERS // network.width} tokens"
         )
 
 
@@ -349,7 +350,7 @@ ANALYSIS = Analysis(
     draw_lipschitz,
     digest,
     ("quantity", "start"),
+    needs={"sublayers"},
+    check=check,
     most_panels=12,
-    check=check_plan,
-    any_network=True,
 )

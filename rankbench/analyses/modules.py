@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from rankbench.analyses.analysis import ModuleSubject, Subject
+from rankbench.analyses.analysis import Foreign, Subject
 from rankbench.config import AnalyzeConfig
 from rankbench.keys import ConfigError
 from rankbench.measures.module_padding import SEQUENCES_AT_A_TIME
@@ -58,7 +58,7 @@ def is_foreign(cfg: Any) -> bool:
     return isinstance(cfg, AnalyzeConfig) and (cfg.module is not None or cfg.checkpoint is not None)
 
 
-def checked_subjects(cfg: AnalyzeConfig) -> Sequence[ModuleSubject | Subject]:
+def checked_subjects(cfg: AnalyzeConfig) -> Sequence[Subject]:
     """The subjects of the config, each module run on one sequence; ConfigError for keys or modules that do not fit."""
     named = {name: value for name in ("run", "module", "checkpoint") if (value := getattr(cfg, name)) is not None}
     if len(named) > 1:
@@ -79,11 +79,11 @@ def checked_subjects(cfg: AnalyzeConfig) -> Sequence[ModuleSubject | Subject]:
         raise ConfigError(f"masked={cfg.masked}: is for texts of a checkpoint; use masked=0, and targets of your own")
     subjects = foreign_subjects(cfg, Machine.prepare(cfg))
     for subject in subjects:
-        check_runs(subject if isinstance(subject, ModuleSubject) else subject.as_modules)
+        check_runs(subject)
     return subjects
 
 
-def foreign_subjects(cfg: AnalyzeConfig, machine: Machine) -> Sequence[ModuleSubject | Subject]:
+def foreign_subjects(cfg: AnalyzeConfig, machine: Machine) -> Sequence[Subject]:
     """The user's module, or the checkpoint of the config along with fresh weights for each seed."""
     if cfg.module is not None:
         return [_of_user(cfg, cfg.module, machine)]
@@ -91,7 +91,7 @@ def foreign_subjects(cfg: AnalyzeConfig, machine: Machine) -> Sequence[ModuleSub
     return [_of_checkpoint(cfg, cfg.checkpoint, seed, machine) for seed in range(cfg.seed, cfg.seed + cfg.replicas)]
 
 
-def _of_user(cfg: AnalyzeConfig, spec: str, machine: Machine) -> ModuleSubject:
+def _of_user(cfg: AnalyzeConfig, spec: str, machine: Machine) -> Subject:
     """The user's module with the inputs of the config, or else with its own; it is moved in place."""
     given = None
     if cfg.tokenizer is not None:
@@ -109,7 +109,8 @@ def _of_user(cfg: AnalyzeConfig, spec: str, machine: Machine) -> ModuleSubject:
     module = module.to(machine.device, machine.dtype)
     modules, example = {"given": module}, example.to(machine.device, machine.dtype)
     example = replace(example, kinds=_kinds({}, {}, cfg))
-    return ModuleSubject(spec, inputs, type(module).__name__, cfg.seed, modules, example, asked_of(cfg))
+    foreign = Foreign(type(module).__name__, inputs, modules, example, asked_of(cfg))
+    return Subject(spec, cfg.seed, foreign=foreign)
 
 
 def asked_of(cfg: AnalyzeConfig) -> Asked:
@@ -165,10 +166,10 @@ class Texts:
     target_kind: str = "classes"
 
 
-def _of_checkpoint(cfg: AnalyzeConfig, path: str, seed: int, machine: Machine) -> ModuleSubject | Subject:
+def _of_checkpoint(cfg: AnalyzeConfig, path: str, seed: int, machine: Machine) -> Subject:
     """A checkpoint with its trained weights and fresh ones of this seed; for later seeds with the fresh ones alone.
 
-    A family without an adapter is a ModuleSubject: it can be measured as any module can.
+    A family without an adapter has modules alone.
     """
     checkpoint = load_once(path, seed)
     models = {"trained": checkpoint.trained, "initialised": checkpoint.initialised}
@@ -191,7 +192,7 @@ def _of_checkpoint(cfg: AnalyzeConfig, path: str, seed: int, machine: Machine) -
         if half == "the decoder":
             modules, example = _decoders(models, example, config)
     if config.model_type not in FAMILIES:
-        return ModuleSubject(path, name, checkpoint.name, seed, modules, example, asked, half)
+        return Subject(path, seed, foreign=Foreign(checkpoint.name, name, modules, example, asked, half))
     with_special = replace(kinds, ids={**kinds.ids, "special": special}, left_out=("special", *kinds.left_out))
     networks = {name: as_network(model, with_special if special else kinds) for name, model in models.items()}
     num_tokens = next(iter(networks.values())).num_tokens(inputs)
@@ -199,8 +200,8 @@ def _of_checkpoint(cfg: AnalyzeConfig, path: str, seed: int, machine: Machine) -
         targets = torch.full((len(inputs), num_tokens), ABSENT)
     batch = Batch(inputs, targets).to(machine.device, machine.dtype)
     task = Texts(name, getattr(config, "vocab_size", None) or config.hidden_size, num_tokens, len(inputs), special)
-    of_library: dict[str, Any] = {"modules": modules, "example": example, "asked": asked, "half": half}
-    return Subject(path, seed, task, batch, batch, networks, **of_library)
+    foreign = Foreign(next(iter(networks.values())).name, name, modules, example, asked, half)
+    return Subject(path, seed, task, batch, batch, networks, foreign=foreign)
 
 
 def _inputs(cfg: AnalyzeConfig, checkpoint: Checkpoint) -> tuple[Tensor, Tensor | None]:
@@ -321,21 +322,21 @@ def _example(inputs: Tensor, targets: Tensor | None, model: Any, special: tuple[
 
 
 @torch.no_grad()
-def check_runs(subject: ModuleSubject, is_read: bool = True) -> None:
+def check_runs(subject: Subject, is_read: bool = True) -> None:
     """ConfigError if a module does not run on its inputs; and, if it is read, has no attention, fails on some of the
     sequences, or returns what the targets do not fit."""
     if not is_read:
         for module in subject.modules.values():
-            with _told(subject, f"does not run on inputs={subject.inputs}"):
+            with _told(subject, f"does not run on inputs={subject.who['task']}"):
                 subject.example.run(module)
         return
-    with _told(subject, f"does not run on inputs={subject.inputs}"):
+    with _told(subject, f"does not run on inputs={subject.who['task']}"):
         reads = subject.reads
     for read in reads.values():
         begin = 0
         for chunk in read.example.split(SEQUENCES_AT_A_TIME):
             end = begin + chunk.num_sequences
-            with _told(subject, f"does not run on sequences {begin + 1} to {end} of inputs={subject.inputs}"):
+            with _told(subject, f"does not run on sequences {begin + 1} to {end} of inputs={subject.who['task']}"):
                 result = chunk.run(read.module)
             begin = end
             if chunk.targets is None or read.upto is not None:
@@ -350,7 +351,7 @@ def check_runs(subject: ModuleSubject, is_read: bool = True) -> None:
 
 
 @contextmanager
-def _told(subject: ModuleSubject, what: str) -> Iterator[None]:
+def _told(subject: Subject, what: str) -> Iterator[None]:
     """Turn whatever a module raises into one line."""
     try:
         yield
@@ -361,17 +362,17 @@ def _told(subject: ModuleSubject, what: str) -> Iterator[None]:
         hint = "HYDRA_FULL_ERROR=1 shows where"
         if "_grouped_mm" in reason or "grouped_gemm" in reason or "mat_a" in reason:
             hint = "experts of this kind need precision=fp32, or the library's eager experts"
-        raise ConfigError(f"model={subject.name}: {what} ({reason[:300]}); {hint}") from error
+        raise ConfigError(f"model={subject.run}: {what} ({reason[:300]}); {hint}") from error
 
 
-def described(subject: ModuleSubject | Subject) -> list[str]:
+def described(subject: Subject) -> list[str]:
     """What was read of a network that is not ours, in a line for each kind of weights that differs from the first."""
-    of = subject if isinstance(subject, ModuleSubject) else subject.as_modules
-    return list(dict.fromkeys(in_words(read, of.half) for read in of.reads.values()))
+    assert subject.foreign is not None
+    return list(dict.fromkeys(in_words(read, subject.foreign.half) for read in subject.reads.values()))
 
 
-def network_table(subjects: Sequence[ModuleSubject | Subject]) -> pd.DataFrame:
-    """network.csv: what was read of the first subject's network."""
-    of = subjects[0] if isinstance(subjects[0], ModuleSubject) else subjects[0].as_modules
-    read = next(iter(of.reads.values()))
-    return with_who(table_of_reading(read, of.half), **of.who)
+def network_table(subject: Subject) -> pd.DataFrame:
+    """network.csv: what was read of a network that is not ours."""
+    assert subject.foreign is not None
+    read = next(iter(subject.reads.values()))
+    return with_who(table_of_reading(read, subject.foreign.half), **subject.who)

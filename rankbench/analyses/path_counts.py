@@ -37,7 +37,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     A path's length is the number of heads that it passes; log10_count is -inf if no path has the length (a network
     without skips). share: of all paths; cumulative_share: of the paths up to this length. The weights play no part.
     """
-    own_layers, own_heads, own_skip = subject.model.path_choices
+    own_layers, own_heads, own_skip = subject.network.path_choices
     networks: list[tuple[str, int, int, bool]] = []
     for name in options.architectures:
         layers, heads = options.known[name]
@@ -46,7 +46,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
         layers, heads = options.layers or own_layers, options.heads or own_heads
         networks.append((f"L={layers} H={heads}", layers, heads, True))
     elif not networks:
-        networks.append((subject.model.name, own_layers, own_heads, own_skip))
+        networks.append((subject.network.name, own_layers, own_heads, own_skip))
     parts = []
     for name, layers, heads, skip in networks:
         lengths = path_length_distribution(layers, heads, skip)
@@ -68,4 +68,4 @@ def digest(table: pd.DataFrame) -> str:
     return f"paths by length\n{printed.to_string(index=False)}"
 
 
-ANALYSIS = Analysis(Options, table, draw_path_counts, digest, ("log10_count",), most_panels=12, any_network=True)
+ANALYSIS = Analysis(Options, table, draw_path_counts, digest, ("log10_count",), {"sublayers"}, most_panels=12)

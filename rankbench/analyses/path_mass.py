@@ -4,7 +4,7 @@ Shapes: B batch, N token, D width, L layer, H head, K path length, T part of the
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,13 +13,13 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from rankbench.analyses.analysis import Analysis, ModuleSubject, Subject, chunks
+from rankbench.analyses.analysis import Analysis, Subject, chunks
+from rankbench.analyses.spectrum import check
 from rankbench.keys import key
 from rankbench.measures.attention_matrices import attention_metrics
 from rankbench.measures.dong_theory import num_paths
 from rankbench.measures.frozen_network import FrozenNetwork, sums_through_heads
 from rankbench.measures.module_paths import (
-    check_sums,
     norms,
     of_counted,
     parts_with_floors,
@@ -45,6 +45,7 @@ from rankbench.tasks.task import is_scored, majority_baselines, score, token_los
 log = logging.getLogger(__name__)
 
 RANKS = ("attention_stable_rank", "attention_effective_rank", "attention_relative_residual")
+SCORED = ("gradient_mass", "loss_without", "accuracy_without")
 BELOW = ("below_floor", "gradient_below_floor", "loss_below_floor")
 WHOLE = ("whole", None, None, None)  # key of the whole output, next to those of its parts
 
@@ -72,8 +73,17 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     the residual of their attention, means over sequences (rankbench.measures.attention_matrices). Then the whole
     network's loss and accuracy, the accuracy of the commonest class, and remainder, the largest
     ||X_L - sum of lengths and bias|| / ||X_L|| of a sequence.
+
+    Of modules alone: parts of the output (of the logits, if there are any). layer is the depth of the attention. A bias
+    is a path that begins where it is added, of length 0 if it passes no head; there are no rows for biases. MLPs are
+    linear with frozen gates, whatever the option mlp says. Columns of loss and accuracy are nan without targets; there
+    are no baselines. weights: given, trained or initialised.
     """
-    model = subject.model
+    return _of_network(subject, options) if subject.networks else _of_modules(subject, options)
+
+
+def _of_network(subject: Subject, options: Options) -> pd.DataFrame:
+    model = subject.network
     layers, heads, skip = model.path_choices
     test = subject.test[: options.sequences]
     parts: list[dict] = [{"part": "length", "path_length": k} for k in range(layers + 1)]
@@ -88,11 +98,8 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     tokens, num_sequences = total["tokens"], len(test.inputs)
     rows, below = [], _below_floor(subject, test[: min(FLOOR_SEQUENCES, at_a_time)], options.mlp)
     for number, part in enumerate(parts):
-        row = dict.fromkeys(COLUMNS) | part | {"num_undefined": int(total["num_undefined"])}
-        row["mass"] = (total["mass_T"][number] / (num_sequences - total["num_undefined"])).item()
-        row |= {name: below_T[number].item() for name, below_T in below.items()}
-        for name in ("gradient_mass", "loss_without", "accuracy_without"):
-            row[name] = (total[f"{name}_T"][number] / tokens).item()
+        numbers = total | {name: total[f"{name}_T"][number] for name in ("mass", *SCORED)}
+        row = _row(part, numbers, num_sequences) | {name: below_T[number].item() for name, below_T in below.items()}
         if part["part"] == "length":
             row["num_paths"] = num_paths(layers, heads, part["path_length"], skip)
         elif part["part"] == "head":
@@ -108,6 +115,13 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
         majority_accuracy=majority_baselines(subject.train, test, subject.task.num_outputs)["majority"],
         remainder=remainder,
     )
+
+
+def _row(axes: dict, numbers: Mapping[str, Tensor], num_sequences: int) -> dict:
+    """A part's row. numbers: sums over all sequences, or over their scored tokens, of what its columns are means of."""
+    row = dict.fromkeys(COLUMNS) | axes | {"num_undefined": int(numbers["num_undefined"])}
+    row["mass"] = (numbers["mass"] / (num_sequences - numbers["num_undefined"])).item()
+    return row | {name: (numbers[name] / numbers["tokens"]).item() for name in SCORED}
 
 
 def _parts_of(network: FrozenNetwork) -> Tensor:
@@ -151,7 +165,7 @@ def _loss_of_each(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def _below_floor(subject: Subject, batch: Batch, mlp: str) -> dict[str, Tensor]:
     """The columns BELOW of each part, (T,), measured on these sequences."""
-    model, counted_BN = subject.model, subject.model.counted(batch.inputs)
+    model, counted_BN = subject.network, subject.network.counted(batch.inputs)
 
     def measured(copies: int) -> tuple[Tensor, Tensor]:
         network = FrozenNetwork(model, side_by_side(batch.inputs, copies), mlp)
@@ -207,16 +221,9 @@ def _ranks(model: Transformer, inputs: Tensor) -> dict[str, Tensor]:
     return {name: torch.stack([metrics[name].sum(0) for metrics in by_layer]) for name in RANKS}
 
 
-@torch.no_grad()
-def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
-    """The table for a module that is not ours, with parts of its output X (its logits, if it has any).
-
-    layer is the depth of the attention. A bias is a path that begins where it is added, of length 0 if it passes no
-    head; there are no rows for biases. MLPs are linear with frozen gates, whatever the option mlp says. Columns of loss
-    and accuracy are nan without targets; there are no baselines.
-    """
+def _of_modules(subject: Subject, options: Options) -> pd.DataFrame:
     if options.mlp != "gate":
-        log.info("%s: analysis.path_mass.mlp=%s is for networks of ours; gates are frozen", subject.name, options.mlp)
+        log.info("%s: analysis.path_mass.mlp=%s is for networks of ours; gates are frozen", subject.run, options.mlp)
     rows = []
     for weights, read in subject.reads.items():
         example, counts = read.example[: options.sequences], paths_of(read)
@@ -239,11 +246,8 @@ def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
         whole, below = sums.pop(WHOLE), _below_floor_of(read, example, subject.seed)
         for ((kind, length, layer, head), numbers), of_part in zip(sums.items(), below, strict=True):
             count = counts.by_length[length] if kind == "length" else through[layer, head]
-            row = dict.fromkeys(COLUMNS) | {"part": kind, "path_length": length, "layer": layer, "head": head}
-            row |= {"num_paths": count, **of_part, "num_undefined": int(numbers["undefined"])}
-            row["mass"] = (numbers["mass"] / (example.num_sequences - numbers["undefined"])).item()
-            for name in ("gradient_mass", "loss_without", "accuracy_without"):
-                row[name] = (numbers[name] / numbers["tokens"]).item()
+            axes = {"part": kind, "path_length": length, "layer": layer, "head": head, "num_paths": count}
+            row = _row(axes, numbers, example.num_sequences) | of_part
             for name in ("loss", "accuracy"):
                 row[f"whole_{name}"] = (whole[f"{name}_without"] / whole["tokens"]).item()
             rows.append(row | {"weights": weights, "remainder": remainder})
@@ -287,10 +291,9 @@ def _of_part(
 ) -> dict[str, Tensor]:
     """Sums over sequences, or over their scored tokens, of what the table's rows are means of."""
     size_B, part_B = norms(of_counted(state, counted_BN), 0), norms(of_counted(part, counted_BN), 0)
-    numbers = {"mass": torch.where(size_B > 0, part_B / size_B, 0).sum(), "undefined": (size_B == 0).sum()}
+    numbers = {"mass": torch.where(size_B > 0, part_B / size_B, 0).sum(), "num_undefined": (size_B == 0).sum()}
     if slope is None or example.targets is None:
-        scored = ("gradient_mass", "loss_without", "accuracy_without", "tokens")
-        return numbers | dict.fromkeys(scored, torch.full((), float("nan")))
+        return numbers | dict.fromkeys((*SCORED, "tokens"), torch.full((), float("nan")))
     left = score(state - part, example.targets)
     numbers |= {"gradient_mass": (part * slope).sum(), "loss_without": left.loss, "accuracy_without": left.right}
     return numbers | {"tokens": left.tokens}
@@ -318,9 +321,8 @@ ANALYSIS = Analysis(
     draw_path_mass,
     digest,
     ("gradient_mass",),
-    most_panels=6,
-    of_module=of_module,
-    check_module=check_sums,
-    any_network=True,
+    needs={"attention"},
+    check=check,
     trained_alone=True,
+    most_panels=6,
 )

@@ -15,7 +15,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from rankbench.analyses.analysis import Analysis, ModuleSubject, Plan, Subject, chunks
+from rankbench.analyses.analysis import Analysis, Subject, chunks
 from rankbench.keys import key
 from rankbench.measures.dong_theory import length_share, num_paths
 from rankbench.measures.frozen_network import FrozenNetwork, sums_by_length
@@ -69,7 +69,15 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     all paths that have this length), bias_norm_share, readout and, measured on the same sequences, the baselines: whole
     network, commonest class, commonest class of each position, and (networks without positions and masks) the ceiling
     that repeated tokens set.
+
+    Of modules alone: the rows scheme=frozen, selection=all, for the output (the logits, if there are any) as sums over
+    all paths of a length. Biases count as paths. Accuracy and loss are nan without targets; all baselines except the
+    whole network are always nan. weights: given, trained or initialised.
     """
+    return _of_network(subject, options) if subject.networks else _of_modules(subject, options)
+
+
+def _of_network(subject: Subject, options: Options) -> pd.DataFrame:
     test = subject.test[: options.sequences]
     rows = []
     for scheme in options.schemes:
@@ -84,7 +92,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
         whole_loss=whole.mean_loss.item(),
         majority_accuracy=majority["majority"],
         position_majority_accuracy=majority["position_majority"],
-        **({"ceiling_accuracy": repeated_token_ceiling(test)} if _order_blind(subject.model) else {}),
+        **({"ceiling_accuracy": repeated_token_ceiling(test)} if _order_blind(subject.network) else {}),
     )
 
 
@@ -92,7 +100,7 @@ def _floors(
     subject: Subject, test: Batch, num_groups: int, sums_of: Callable[[Tensor], Tensor]
 ) -> list[dict[str, float]]:
     """The columns of FLOORS of each group of paths, whose sums (G, B, N, D) `sums_of` returns."""
-    model = subject.model
+    model = subject.network
     batch = test[: min(FLOOR_SEQUENCES, _at_a_time(test, model, num_groups))]
     sums_GBND, counted_BN = sums_of(batch.inputs), model.counted(batch.inputs)
     generator = generator_for(subject.seed, "rounding")
@@ -171,7 +179,7 @@ def _at_a_time(test: Batch, model: Transformer, num_groups: int) -> int:
 
 
 def _exact_rows(subject: Subject, test: Batch, scheme: str, options: Options) -> list[dict]:
-    model = subject.model
+    model = subject.network
     layers, heads, skip = model.path_choices
     lengths = range(layers + 1)
     counts = [num_paths(layers, heads, length, skip) for length in lengths]
@@ -207,7 +215,8 @@ def _exact_rows(subject: Subject, test: Batch, scheme: str, options: Options) ->
     rows, floors = [], _floors(subject, test, len(lengths), sums_of)
     for length in lengths:
         if counts[length]:
-            row = _row(subject, scheme, "all", length) | reading.row(length) | floors[length]
+            share = length_share(layers, heads, length, skip)
+            row = _row(scheme, "all", length, share) | reading.row(length) | floors[length]
             shares = {"norm_share": reading.norm_GB[length], "bias_norm_share": bias_B}
             row |= {name: (norm_B / total_B).nanmean().item() for name, norm_B in shares.items()}
             rows.append(row | {"num_paths": counts[length], "remainder": remainder})
@@ -215,7 +224,8 @@ def _exact_rows(subject: Subject, test: Batch, scheme: str, options: Options) ->
 
 
 def _sampled_rows(subject: Subject, test: Batch, scheme: str, options: Options) -> list[dict]:
-    model, (draws, groups) = subject.model, _sampled(subject, options)
+    model, (draws, groups) = subject.network, _sampled(subject, options)
+    layers, heads, skip = model.path_choices
     if not draws:
         return []
     parts, read = [], partial(read_out, model, readout=options.readout)
@@ -231,7 +241,8 @@ def _sampled_rows(subject: Subject, test: Batch, scheme: str, options: Options) 
     reading = ReadOuts.joined(parts)
     rows, floors = [], _floors(subject, test, len(groups), sums_of)
     for group, ((length, size, repeat), paths) in enumerate(zip(draws, groups, strict=True)):
-        row = _row(subject, scheme, "sampled", length) | reading.row(group) | floors[group]
+        share = length_share(layers, heads, length, skip)
+        row = _row(scheme, "sampled", length, share) | reading.row(group) | floors[group]
         rows.append(row | {"subset_size": size, "repeat": repeat, "num_paths": len(paths)})
     return rows
 
@@ -239,8 +250,8 @@ def _sampled_rows(subject: Subject, test: Batch, scheme: str, options: Options) 
 def _sampled(subject: Subject, options: Options) -> tuple[list[tuple[int, int, int]], list[np.ndarray]]:
     """Path length, subset size and repeat of each subset of sampled paths; and its paths: the same for both schemes, so
     that these are compared on the same paths."""
-    (layers, heads, skip), replacement = subject.model.path_choices, options.replacement
-    draws = list(product(subject.model.path_lengths, options.subset_sizes, range(options.repeats)))
+    (layers, heads, skip), replacement = subject.network.path_choices, options.replacement
+    draws = list(product(subject.network.path_lengths, options.subset_sizes, range(options.repeats)))
     groups = [
         sample_paths(layers, heads, length, size, generator_for(subject.seed, "paths", number), replacement, skip)
         for number, (length, size, _) in enumerate(draws)
@@ -248,19 +259,13 @@ def _sampled(subject: Subject, options: Options) -> tuple[list[tuple[int, int, i
     return draws, groups
 
 
-def _row(subject: Subject, scheme: str, selection: str, length: int) -> dict:
-    layers, heads, skip = subject.model.path_choices
+def _row(scheme: str, selection: str, length: int, path_share: float) -> dict:
     axes = {"scheme": scheme, "selection": selection, "path_length": length}
-    return dict.fromkeys(COLUMNS) | axes | {"path_share": length_share(layers, heads, length, skip)}
+    return dict.fromkeys(COLUMNS) | axes | {"path_share": path_share}
 
 
-@torch.no_grad()
-def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
-    """The rows scheme=frozen, selection=all for a module that is not ours: its output (its logits, if it has any) as
-    sums over all paths of a length. Biases count as paths. Accuracy and loss are nan without targets; all baselines
-    except the whole network are always nan.
-    """
-    log.info("%s: sums of all frozen paths alone; single paths are taken from networks of ours", subject.name)
+def _of_modules(subject: Subject, options: Options) -> pd.DataFrame:
+    log.info("%s: sums of all frozen paths alone; single paths are taken from networks of ours", subject.run)
     rows = []
     for weights, read in subject.reads.items():
         example, parts, remainder = read.example[: options.sequences], [], 0.0
@@ -269,17 +274,16 @@ def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
             counted_BN = read.counted(chunk)
             parts.append(ReadOuts.of(sums_KBNC, chunk.targets, counted_BN, read=lambda outputs: outputs))
             remainder = max(remainder, sums.remainder)
-        log.info("%s, %s weights: path sums and output differ by %.1e (relative)", subject.name, weights, remainder)
+        log.info("%s, %s weights: path sums and output differ by %.1e (relative)", subject.run, weights, remainder)
         reading, counts = ReadOuts.joined(parts), paths_of(read).by_length
         whole, total_B = Score(*reading.score_G3[-1]), reading.norm_GB[:-1].sum(0)
         generator = generator_for(subject.seed, "rounding")
         ((sums_KBNC, counted_BN, floors_of),) = parts_with_floors(read, example, partial(_by_length, read), generator)
         floors = _floor_columns(sums_KBNC, counted_BN, floors_of)
         for length in range(len(reading.norm_GB) - 1):
-            row = dict.fromkeys(COLUMNS) | {"scheme": "frozen", "selection": "all", "path_length": length}
-            num_and_share = {"num_paths": counts[length], "path_share": counts[length] / sum(counts)}
-            row |= floors[length] | reading.row(length) | num_and_share
-            row |= {"norm_share": (reading.norm_GB[length] / total_B).nanmean().item(), "remainder": remainder}
+            row = _row("frozen", "all", length, counts[length] / sum(counts)) | reading.row(length) | floors[length]
+            row |= {"norm_share": (reading.norm_GB[length] / total_B).nanmean().item()}
+            row |= {"num_paths": counts[length], "remainder": remainder}
             row |= {"whole_accuracy": whole.accuracy.item(), "whole_loss": whole.mean_loss.item()}
             rows.append(row | {"weights": weights, "readout": "raw"})
     nothing = {"majority_accuracy": float("nan"), "position_majority_accuracy": float("nan")}
@@ -296,10 +300,12 @@ def _order_blind(model: Transformer) -> bool:
     return is_ours and model.cfg.positions == "none" and model.cfg.mask == "none"
 
 
-def check_plan(plan: Plan, options: Options) -> None:
-    """ConfigError for recomputed paths of a network that has none."""
-    if "recomputed" in options.schemes:
-        check_recomputed(plan.model, "paths")
+def check(subject: Subject, options: Options) -> None:
+    """Raise ConfigError for recomputed paths of a network without any, and for modules whose sums miss their output."""
+    if not subject.networks:
+        check_sums(subject.reads)
+    elif "recomputed" in options.schemes:
+        check_recomputed(subject.network, "paths")
 
 
 def digest(table: pd.DataFrame) -> str:
@@ -335,9 +341,7 @@ ANALYSIS = Analysis(
     draw_paths,
     digest,
     ("scheme", "selection"),
-    of_module=of_module,
-    check_module=check_sums,
-    check=check_plan,
-    any_network=True,
+    needs={"attention"},
+    check=check,
     trained_alone=True,
 )

@@ -18,7 +18,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from rankbench.analyses.analysis import Analysis, Plan, Subject, chunks
+from rankbench.analyses.analysis import Analysis, Subject, chunks
 from rankbench.keys import ConfigError, key
 from rankbench.measures.dong_theory import num_paths
 from rankbench.measures.frozen_network import FrozenNetwork, sums_by_last_head
@@ -67,11 +67,11 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     token), path_length (mean over the kept parts of the mean length of their paths); then the numbers of the whole
     network and of the commonest class. A read-out that is not linear reads each sum as it is; nothing in it is frozen.
     """
-    model = subject.model
+    model = subject.network
     number = _check_number(model, options)
     lengths_P = _mean_lengths(model, options.parts)
     train, test = subject.train, subject.test[: options.sequences]
-    if subject.modules is not None:  # a checkpoint has no training sequences
+    if subject.foreign is not None:  # a checkpoint has no training sequences
         train, test = _halves(subject.test, options)
     chosen = train[: options.selection_sequences]
     orders = list(_orders(subject, chosen, number, options))
@@ -130,11 +130,11 @@ def _check_number(model: Network, options: Options) -> int:
     return number
 
 
-def check_plan(plan: Plan, options: Options) -> None:
+def check(subject: Subject, options: Options) -> None:
     """Raise ConfigError for a network with too many paths, and for texts in which nothing is predicted."""
-    _check_number(plan.model, options)
-    if plan.texts is not None:
-        _halves(plan.texts, options)
+    _check_number(subject.network, options)
+    if subject.foreign is not None:
+        _halves(subject.test, options)
 
 
 def _mean_lengths(model: Network, parts: str) -> np.ndarray:
@@ -163,14 +163,14 @@ def _orders(
     if {"greedy", "norm"} & set(options.orders):
         scored = []
         squares_P = torch.zeros((), device=subject.device)
-        for batch, parts in _parts(subject.model, chosen, options, "pruning: sequences to choose on"):
+        for batch, parts in _parts(subject.network, chosen, options, "pruning: sequences to choose on"):
             is_BN = is_scored(batch.targets)
             scored.append((parts.sums_PBNX[:, is_BN], parts.bias_BNX[is_BN], batch.targets[is_BN]))
             squares_P = squares_P + parts.squares_P
     for order in options.orders:
         if order == "greedy":
             sums, biases, targets = zip(*scored, strict=True)
-            read = _reader(subject.model)
+            read = _reader(subject.network)
             yield order, None, greedy_order(torch.cat(sums, dim=1), torch.cat(biases), torch.cat(targets), read)
         elif order == "norm":
             yield order, None, squares_P.argsort(descending=True, stable=True).cpu().numpy()
@@ -280,7 +280,7 @@ ANALYSIS = Analysis(
     draw_pruning,
     digest,
     ("kept_share",),
-    check=check_plan,
-    any_network=True,
+    needs={"sublayers"},
+    check=check,
     trained_alone=True,
 )

@@ -59,7 +59,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     relative Frobenius error at rank r of random row-stochastic matrices of `dimension` tokens. sparse_margin: by how
     much the score of one of `dimension` random keys of width r can exceed those of the others.
     """
-    rows = [*_bounds(options), *_random_heads(subject.model.cfg, subject.seed, options)]
+    rows = [*_bounds(options), *_random_heads(subject.network.cfg, subject.seed, options)]
     rows += [*_generalised_heads(subject.seed, options), *_matrices(subject.seed, options)]
     return pd.DataFrame(rows).astype({"heads": float})
 
@@ -233,6 +233,6 @@ ANALYSIS = Analysis(
     draw_rank_theory,
     digest,
     ("quantity", "form"),
+    needs={"sublayers", "task"},
     drawn_apart=("dimension", "rank", "heads"),
-    needs="the config of a network of ours",
 )

@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from rankbench.analyses.analysis import Analysis, ModuleSubject, Plan, Subject
+from rankbench.analyses.analysis import Analysis, Subject
 from rankbench.analyses.variants import VARIANTS, VariantOptions
 from rankbench.keys import key
 from rankbench.measures.by_layer import metrics_by_layer, metrics_in_view, moments
@@ -62,49 +62,54 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     whose residual is no larger: such a residual is rounding, not a measurement. Rows of a head have the same for P:
     attention_noise_floor and so on. For a trained classifier also whole_accuracy, the trained network's on the whole
     test set (share of tokens).
+
+    Of modules alone: variant is full, as no parts can be taken out of them. sublayer: input (what enters the first
+    layer) or layer (what a layer returns; rankbench.measures.module_states). submodule: the layer's name in the module;
+    for a network of one layer, check that this submodule contains its skip. Layers without attention count if they
+    stand in one list with the others.
     """
+    rows_of = _rows_of_networks if subject.networks else _rows_of_modules
+    return pd.DataFrame(rows_of(subject, options)).assign(**whole_accuracy(subject), **subject.what_counts)
+
+
+def _rows_of_networks(subject: Subject, options: Options) -> Iterator[dict[str, Any]]:
+    """Rows of the state after every sub-layer and of every P, also of networks with parts taken out."""
     inputs = subject.test.inputs[: options.sequences]
-    rows = []
-    passes = list(product(subject.models, options.variants, _views(options, is_ours=subject.modules is None)))
+    passes = list(product(subject.networks, options.variants, _views(subject, options)))
     for weights, variant, view in counted(passes, len(passes), "residual: networks, variants and views"):
-        removed = without(subject.models[weights], **VARIANTS[variant])
+        removed = without(subject.networks[weights], **VARIANTS[variant])
         generator = generator_for(subject.seed, "rounding")
         row = {"weights": weights, "variant": variant, "view": view.name}
         dtype = str(removed.read_out.weight.dtype).removeprefix("torch.")
         for axes, values in metrics_by_layer(removed, inputs, generator, view):
-            rows.append({**row, **axes, "dtype": dtype, **moments(values)})
-    return pd.DataFrame(rows).assign(**whole_accuracy(subject), **subject.what_counts)
-
-
-def check(plan: Plan, options: Options) -> None:
-    """ConfigError for a view without a kind of tokens that the network does not have."""
-    without = [view.without for view in _views(options, is_ours=plan.texts is None) if view.without is not None]
-    if without:
-        (kinds_of_task(plan.task) if plan.texts is None else plan.model.kinds).check(without, "analysis.residual.views")
-
-
-def _views(options: Options, is_ours: bool) -> list[View]:
-    default = DEFAULT_VIEWS[:1] if is_ours else DEFAULT_VIEWS
-    return [View(name, options.sink_ratio) for name in (default if options.views is None else options.views)]
+            yield {**row, **axes, "dtype": dtype, **moments(values)}
 
 
 @torch.no_grad()
-def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
-    """The rows of states in `table`, for modules that are not ours; variant full, as no parts can be taken out of them.
-
-    sublayer: input (what enters the first layer) or layer (what a layer returns; rankbench.measures.module_states).
-    submodule: the layer's name in the module; for a network of one layer, check that this submodule contains its skip.
-    Layers without attention count if they stand in one list with the others.
-    """
+def _rows_of_modules(subject: Subject, options: Options) -> Iterator[dict[str, Any]]:
+    """Rows of the states that layers return; of the whole module, as no parts can be taken out of it."""
     if options.variants != ["full"]:
-        log.info("%s: no parts can be taken out of it; variant full alone is measured", subject.name)
-    views, rows = _views(options, is_ours=False), []
-    subject.example.kinds.check([view.without for view in views if view.without is not None], "analysis.residual.views")
+        log.info("%s: no parts can be taken out of it; variant full alone is measured", subject.run)
+    views = _views(subject, options)
     for weights, read in subject.reads.items():
         generator, example = generator_for(subject.seed, "rounding"), read.example[: options.sequences]
-        rows_of_states = rows_by_layer(read, layers_of(read), example, generator, views)
-        rows += [{"weights": weights, "variant": "full", **row} for row in rows_of_states]
-    return pd.DataFrame(rows).assign(**subject.what_counts)
+        for row in rows_by_layer(read, layers_of(read), example, generator, views):
+            yield {"weights": weights, "variant": "full", **row}
+
+
+def check(subject: Subject, options: Options) -> None:
+    """Raise ConfigError for a view without a kind of tokens that there is not, and for modules without layers."""
+    if without := [view.without for view in _views(subject, options) if view.without is not None]:
+        kinds = kinds_of_task(subject.task) if subject.foreign is None else subject.example.kinds
+        kinds.check(without, "analysis.residual.views")
+    if not subject.networks:
+        for read in subject.reads.values():
+            layers_of(read)
+
+
+def _views(subject: Subject, options: Options) -> list[View]:
+    default = DEFAULT_VIEWS[:1] if subject.foreign is None else DEFAULT_VIEWS
+    return [View(name, options.sink_ratio) for name in (default if options.views is None else options.views)]
 
 
 @torch.no_grad()
@@ -112,7 +117,7 @@ def rows_by_layer(
     read: ReadModule, layers: list[Run], example: Example, generator: torch.Generator, views: Sequence[View]
 ) -> Iterator[dict[str, Any]]:
     """A row for each view of each state of a module: view, layer, sublayer, head (none), submodule and dtype as in
-    `of_module`, and the moments of the metrics. generator: on the CPU, for the perturbed passes."""
+    `table`, and the moments of the metrics. generator: on the CPU, for the perturbed passes."""
     parts: dict[tuple[int, int], list[dict[str, Tensor]]] = {}  # by view and layer
     for batch in example.split(SEQUENCES_AT_A_TIME):
         for layer, (state_BND, floors) in enumerate(states_with_floors(read, layers, batch, generator, views)):
@@ -132,7 +137,7 @@ def rows_by_layer(
 @torch.no_grad()
 def whole_accuracy(subject: Subject) -> dict[str, float]:
     """whole_accuracy, of a trained classifier on the whole test set (share of tokens); else nothing."""
-    if "trained" not in subject.models or subject.test.targets.is_floating_point():
+    if "trained" not in subject.networks or subject.test.targets.is_floating_point():
         return {}
     return {"whole_accuracy": subject.score(subject.test).accuracy.item()}
 
@@ -178,9 +183,7 @@ ANALYSIS = Analysis(
     draw_residual,
     digest,
     ("variant", "sublayer"),
-    lines="variant",
+    needs={"attention"},
     check=check,
-    of_module=of_module,
-    check_module=layers_of,
-    any_network=True,
+    lines="variant",
 )

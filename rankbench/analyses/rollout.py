@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from rankbench.analyses.analysis import Analysis, Plan, Subject
+from rankbench.analyses.analysis import Analysis, Subject
 from rankbench.keys import ConfigError, key
 from rankbench.model.transformer import Transformer
 from rankbench.plots.rollout import draw_rollout
@@ -46,7 +46,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     task = subject.task
     steps = task.points if options.steps is None else options.steps
     parts = []
-    for weights, exact in subject.models_in_float64():
+    for weights, exact in subject.networks_in_float64():
         path_TNC = free_run(exact, task, steps)
         parts.append(_rows(path_TNC, task, options).assign(weights=weights, **_summary(path_TNC, exact, task, options)))
     whole = pd.concat(parts, ignore_index=True)
@@ -126,14 +126,12 @@ def digest(table: pd.DataFrame) -> str:
     )
 
 
-def check_plan(plan: Plan, _: Options) -> None:
+def check(subject: Subject, _: Options) -> None:
     """Raise ConfigError for a task without a trajectory."""
-    if not isinstance(task := plan.task, CircleArcs):
+    if not isinstance(task := subject.task, CircleArcs):
         raise ConfigError(
             f"analysis=rollout: needs a task with a trajectory; task.name={task.name} has none; use task=circle_arcs"
         )
 
 
-ANALYSIS = Analysis(
-    Options, table, draw_rollout, digest, ("half_step",), check=check_plan, needs="a run of task=circle_arcs"
-)
+ANALYSIS = Analysis(Options, table, draw_rollout, digest, ("half_step",), {"sublayers", "task"}, check)

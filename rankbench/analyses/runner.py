@@ -11,7 +11,8 @@ from typing import Any
 import pandas as pd
 
 from rankbench import __version__, plots, plugins
-from rankbench.analyses import ANALYSES, ModuleSubject, Plan, Subject
+from rankbench.analyses import ANALYSES, Subject
+from rankbench.analyses.analysis import NEEDS
 from rankbench.analyses.kept_seeds import SECONDS_KEPT, KeptSeeds
 from rankbench.analyses.modules import checked_subjects, described, is_foreign, network_table
 from rankbench.analyses.subjects import check_finite, subjects_of, subjects_of_run
@@ -29,8 +30,6 @@ from rankbench.judging import (
 from rankbench.keys import ConfigError, check_known, typed
 from rankbench.model import skeleton
 from rankbench.model.kinds import kinds_of_task
-from rankbench.model.pretrained import FAMILIES
-from rankbench.model.transformer import Transformer
 from rankbench.plots.training import draw_metrics
 from rankbench.progress import bar
 from rankbench.runs.files import write_json, write_text
@@ -58,41 +57,36 @@ def check_analyses(cfg: BaseConfig, measured: BaseConfig) -> None:
     measured: the config of the task and the model; if the command measures a run, the run's own.
     """
     options = options_of(cfg)
+    for subject in _subjects_to_check(cfg, measured):
+        for name, chosen in options.items():
+            _check_needs(name, subject, measured)
+            if (check := ANALYSES[name].check) is not None:
+                check(subject, chosen)
+
+
+def _subjects_to_check(cfg: BaseConfig, measured: BaseConfig) -> Sequence[Subject]:
     if isinstance(cfg, AnalyzeConfig) and is_foreign(cfg):
-        _check_foreign(cfg, options)
-        return
+        return checked_subjects(cfg)
     task = build_task(measured.task)
     if isinstance(cfg, AnalyzeConfig) and cfg.uncounted:
         kinds_of_task(task).check(cfg.uncounted, "uncounted")
     training = measured if isinstance(measured, TrainConfig) else None
-    plan = Plan(task, skeleton(measured.model, task), training)
-    for name, chosen in options.items():
-        if not isinstance(plan.model, Transformer) and not ANALYSES[name].any_model:
-            fit = ", ".join(other for other, analysis in ANALYSES.items() if analysis.any_model)
-            raise ConfigError(
-                f"analysis={name}: takes Transformers apart, not model.kind={measured.model.kind}; use {fit}"
-            )
-        if (check := ANALYSES[name].check) is not None:
-            check(plan, chosen)
+    networks = {"initialised": skeleton(measured.model, task)}
+    return [Subject("planned", measured.seed, task, networks=networks, training=training)]
 
 
-def _check_foreign(cfg: AnalyzeConfig, options: dict[str, Any]) -> None:
-    """The same as `check_analyses`, for a network that is not ours."""
-    for subject in checked_subjects(cfg):
-        is_module = isinstance(subject, ModuleSubject)
-        fit = [name for name, kind in ANALYSES.items() if kind.of_module or (kind.any_network and not is_module)]
-        for name, chosen in options.items():
-            if name not in fit:
-                measured = f"model={cfg.module}" if cfg.checkpoint is None else f"model.path={cfg.checkpoint}"
-                needs = ANALYSES[name].needs or f"the sub-layers of a network of ours or of {', '.join(FAMILIES)}"
-                raise ConfigError(f"analysis={name}: needs {needs}; {measured} does not fit; use {', '.join(fit)}")
-            check_module, check = ANALYSES[name].check_module, ANALYSES[name].check
-            if isinstance(subject, ModuleSubject):
-                if check_module is not None:
-                    for read in subject.reads.values():
-                        check_module(read)
-            elif check is not None:
-                check(Plan(subject.task, subject.model, None, subject.test), chosen)
+def _check_needs(name: str, subject: Subject, measured: BaseConfig) -> None:
+    """Raise ConfigError for a subject that lacks what the analysis needs."""
+    lacking = [need for need in NEEDS if need in ANALYSES[name].needs - subject.has]
+    if not lacking:
+        return
+    fit = [other for other, analysis in ANALYSES.items() if analysis.needs <= subject.has]
+    what, instead = f"model.kind={measured.model.kind}", f"use {', '.join(fit)}"
+    if isinstance(measured, AnalyzeConfig) and is_foreign(measured):
+        what = f"model={measured.module}" if measured.checkpoint is None else f"model.path={measured.checkpoint}"
+    elif lacking == ["history"]:
+        what, instead = "a fresh network", "give run=<folder>"
+    raise ConfigError(f"analysis={name}: needs {NEEDS[lacking[0]]}; {what} does not fit; {instead}")
 
 
 def options_of(cfg: BaseConfig) -> dict[str, Any]:
@@ -152,7 +146,7 @@ def _tables_of(cfg: BaseConfig) -> list[str]:
     return [f"{name}.csv" for name in (*cfg.analysis, "verdicts")]
 
 
-def analyze(cfg: BaseConfig, subjects: Sequence[Subject | ModuleSubject], folder: Path) -> list[str]:
+def analyze(cfg: BaseConfig, subjects: Sequence[Subject], folder: Path) -> list[str]:
     """Run each analysis of the config on every subject and write <name>.csv and its figure; then verdicts.csv.
 
     A table in the folder is not computed again if everything in KEY is the same. Returns lines for the reader: digests,
@@ -166,11 +160,11 @@ def analyze(cfg: BaseConfig, subjects: Sequence[Subject | ModuleSubject], folder
         "subjects": _fingerprint(subjects),
         "rankbench": __version__,
         "code": source_digest() + plugins.digest(),
-        "corpus": None if isinstance(subjects[0], ModuleSubject) else _corpus_digest(subjects[0].task),
+        "corpus": _corpus_digest(subjects[0].task),
     }
     lines, tables = [], {}
     if is_foreign(cfg):
-        write_table(network_table(subjects), folder / "network.csv")
+        write_table(network_table(subjects[0]), folder / "network.csv")
         lines += [*described(subjects[0]), f"-> {folder / 'network.csv'}"]
     for name, chosen in options.items():
         csv, key = folder / f"{name}.csv", {"options": dataclasses.asdict(chosen)} | same
@@ -191,21 +185,18 @@ def analyze(cfg: BaseConfig, subjects: Sequence[Subject | ModuleSubject], folder
     return lines + judge_all(cfg.claims, tables, folder, None)
 
 
-def _fingerprint(subjects: Sequence[Subject | ModuleSubject]) -> str:
+def _fingerprint(subjects: Sequence[Subject]) -> str:
     """Digest of everything that an analysis reads: seeds, task, model, dtype, weights, and the records of training."""
     digest = hashlib.sha256()
     for subject in subjects:
-        if isinstance(subject, ModuleSubject):
-            facts, example = [subject.who, subject.modules, subject.example.kinds.left_out], subject.example
-            tensors = [x for module in subject.modules.values() for x in module.state_dict().values()]
-            tensors += [*example.tensors, example.targets, example.lengths_B, example.special_BN]
-        else:
-            records = [None if rows is None else rows.to_csv() for rows in (subject.history, subject.curve)]
-            facts = [subject.who, subject.task, subject.model.kinds.left_out, *records]
-            facts += [(weights, getattr(model, "cfg", type(model))) for weights, model in subject.models.items()]
-            tensors = [parameter.detach() for model in subject.models.values() for parameter in model.parameters()]
-            tensors += [] if subject.example is None else [subject.test.inputs, subject.test.targets]
+        example, foreign = subject.example, subject.foreign
+        facts = [subject.who, subject.task, example.kinds.left_out, foreign and (foreign.asked, foreign.half)]
+        facts += [None if rows is None else rows.to_csv() for rows in (subject.history, subject.curve)]
+        facts += [(weights, getattr(module, "cfg", module)) for weights, module in subject.modules.items()]
         digest.update(repr(facts).encode())
+        tensors = [x for module in subject.modules.values() for x in module.state_dict().values()]
+        if foreign is not None:  # ours follow from the task
+            tensors += [*example.tensors, example.targets, example.lengths_B, example.special_BN]
         for x in filter(lambda x: x is not None, tensors):
             digest.update(repr((x.dtype, x.shape)).encode() + x.cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
@@ -229,26 +220,21 @@ def _why_computed(csv: Path, record: Any, key: dict[str, Any], changed: list[str
     return f" again: {', '.join(changed)} changed" if changed else None
 
 
-def measure(
-    name: str, options: Any, subjects: Sequence[Subject | ModuleSubject], kept: KeptSeeds | None = None
-) -> pd.DataFrame:
+def measure(name: str, options: Any, subjects: Sequence[Subject], kept: KeptSeeds | None = None) -> pd.DataFrame:
     """The table of one analysis: the rows of all subjects, concatenated.
 
     kept: keeps the rows of each subject that took long, and has those of an unfinished analysis.
     """
     analysis = ANALYSES[name]
-    networks = [subject for subject in subjects if isinstance(subject, Subject)]
-    if analysis.trained_alone and networks:
-        # a checkpoint's later seeds have fresh weights only
-        subjects = [subject for subject in networks if "trained" in subject.models] or networks
+    if analysis.trained_alone:  # a checkpoint's later seeds have fresh weights only
+        subjects = [subject for subject in subjects if "trained" in subject.networks] or subjects
     progress = bar(subjects, desc=name, unit="seed")
     parts = []
     for number, subject in enumerate(progress, 1):
         began, how = time.perf_counter(), "was measured before"
         if kept is None or (rows := kept.rows(number)) is None:
             how = "is measured"
-            measure: Any = analysis.of_module if isinstance(subject, ModuleSubject) else analysis.table
-            rows = measure(subject, options)
+            rows = analysis.table(subject, options)
             _check_rows(name, rows)
             if kept is not None and len(subjects) > 1 and time.perf_counter() - began > SECONDS_KEPT:
                 kept.keep(number, rows)

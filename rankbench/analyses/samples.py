@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from rankbench.analyses.analysis import Analysis, Plan, Subject
+from rankbench.analyses.analysis import Analysis, Subject
 from rankbench.keys import ConfigError, key
 from rankbench.model.lstm import Lstm
 from rankbench.model.transformer import Transformer
@@ -36,7 +36,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     task = subject.task
     begin_N = torch.tensor([len(task.alphabet), *_begin(task, options)])
     rows = []
-    for weights, model in subject.models.items():
+    for weights, model in subject.networks.items():
         for temperature in options.temperatures:
             generator = generator_for(subject.seed, f"samples {temperature}")
             begin_BN = begin_N.expand(options.number, -1)
@@ -81,9 +81,9 @@ def digest(table: pd.DataFrame) -> str:
     return "\n".join([f"written by {rows.model.iloc[0]} ({rows.weights.iloc[0]}):", *(f"  {text}" for text in texts)])
 
 
-def check_plan(plan: Plan, options: Options) -> None:
+def check(subject: Subject, options: Options) -> None:
     """Raise ConfigError for a task without text, and for an impossible beginning."""
-    if not isinstance(task := plan.task, CharLm):
+    if not isinstance(task := subject.task, CharLm):
         raise ConfigError(f"analysis=samples: needs a task with text; task.name={task.name} has none; use task=char_lm")
     if options.begin:  # otherwise the text need not be read
         _begin(task, options)
@@ -97,6 +97,4 @@ def _begin(task: CharLm, options: Options) -> list[int]:
     return begin
 
 
-ANALYSIS = Analysis(
-    Options, table, None, digest, ("log_likelihood",), any_model=True, check=check_plan, needs="a run of task=char_lm"
-)
+ANALYSIS = Analysis(Options, table, None, digest, ("log_likelihood",), {"task"}, check)

@@ -20,7 +20,7 @@ import scipy
 import torch
 from torch import Tensor
 
-from rankbench.analyses.analysis import Analysis, ModuleSubject, Subject
+from rankbench.analyses.analysis import Analysis, Subject
 from rankbench.keys import ConfigError, key
 from rankbench.measures.module_paths import check_sums, norms, of_counted, parts_with_floors, recorded, scores
 from rankbench.measures.module_reading import ReadModule
@@ -51,13 +51,8 @@ class Options:
     resamples: int = key("Number of resamples of the bootstrap over sequences.", at_least=100)
 
 
+@torch.no_grad()
 def table(subject: Subject, options: Options) -> pd.DataFrame:
-    """The table of `of_module`, for a network of ours: sums that miss its output are not refused. All of its calls are
-    known to be followed, so such sums magnify rounding, and their remainder says so."""
-    return _rows(subject.as_modules, options, refuse=False).assign(**subject.what_counts)
-
-
-def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
     """Rows: weights, of, part, path_length k. S_k sums all paths of k heads to X.
 
     of: what X is. states: the last states, which the output is read out of (of a public checkpoint, what its body
@@ -79,11 +74,9 @@ def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
     product of two activations, which factor, and the call that made it. measured: the tensor, by its name in the
     module.
     """
-    return _rows(subject, options, refuse=True).assign(**subject.what_counts)
-
-
-@torch.no_grad()
-def _rows(subject: ModuleSubject, options: Options, refuse: bool) -> pd.DataFrame:
+    # All calls of a network of sub-layers are known to be followed: sums that miss its output magnify rounding, which
+    # their remainder says.
+    refuse = not subject.networks
     rows = []
     for weights, read in subject.reads.items():
         example = read.example[: options.sequences]
@@ -97,7 +90,7 @@ def _rows(subject: ModuleSubject, options: Options, refuse: bool) -> pd.DataFram
             defined_B = values.numbers["size"][0] > 0
             log.info(
                 "%s, %s weights: path sums and %s differ by %.1e (relative)",
-                *(subject.name, weights, kind, values.remainder),
+                *(subject.run, weights, kind, values.remainder),
             )
             whole = {name: values.numbers[name].mean().item() for name in WHOLE}
             counts = {"num_sequences": example.num_sequences, "num_undefined": int((~defined_B).sum())}
@@ -118,7 +111,7 @@ def _rows(subject: ModuleSubject, options: Options, refuse: bool) -> pd.DataFram
                     numbers_B = values.numbers[f"constant_{name}"][0][defined_B]
                     row |= _interval(name, numbers_B, options.resamples)
                 rows.append(row | same)
-    return pd.DataFrame(rows, columns=COLUMNS)
+    return pd.DataFrame(rows, columns=COLUMNS).assign(**subject.what_counts)
 
 
 class _Values(NamedTuple):
@@ -239,6 +232,12 @@ def headline(table: pd.DataFrame) -> pd.DataFrame:
     return table[(table.of == first) & (table.part == "length")]
 
 
+def check(subject: Subject, _: Any) -> None:
+    """Raise ConfigError for modules whose output is not the sum of its paths."""
+    if not subject.networks:
+        check_sums(subject.reads)
+
+
 COLUMNS = ["weights", "of", "part", "path_length", "num_paths"]
 COLUMNS += [f"{name}{end}" for name in MEASURED for end in ("", "_low", "_high")]
 COLUMNS += [
@@ -257,9 +256,8 @@ ANALYSIS = Analysis(
     draw_spectrum,
     digest,
     ("error_upto",),
+    needs={"attention"},
+    check=check,
     lines="weights",
     most_panels=6,
-    of_module=of_module,
-    check_module=check_sums,
-    any_network=True,
 )

@@ -41,9 +41,9 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     change; on a GPU they are the time between two events of the device. A step is a forward pass, its gradients, and an
     update by Adam, in float32, without dropout. The times of dot products against themselves show the noise.
     """
-    cfg = subject.model.cfg
+    cfg = subject.network.cfg
     dot = initial_model(dataclasses.replace(cfg, **DOT), subject.task, subject.seed)
-    steps = {"seconds": _step(copy.deepcopy(subject.model), subject), "seconds_dot": _step(dot, subject)}
+    steps = {"seconds": _step(copy.deepcopy(subject.network), subject), "seconds_dot": _step(dot, subject)}
     batches = list(_batches(subject, options))
     for step in steps.values():  # a warm-up
         step(batches[-1])
@@ -98,7 +98,7 @@ ANALYSIS = Analysis(
     draw_speed,
     digest,
     ("seconds_dot",),
+    needs={"sublayers", "task"},
     lines="variant",
     drawn_apart=("variant", "layers"),
-    needs="a network of ours",
 )

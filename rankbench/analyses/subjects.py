@@ -9,9 +9,9 @@ import pandas as pd
 import torch
 from pandas.api.types import is_numeric_dtype
 
-from rankbench.analyses import ModuleSubject, Subject
+from rankbench.analyses import Subject
 from rankbench.analyses.modules import foreign_subjects, is_foreign
-from rankbench.config import AnalyzeConfig
+from rankbench.config import AnalyzeConfig, TrainConfig
 from rankbench.keys import ConfigError
 from rankbench.model import build_model, initial_model
 from rankbench.model.kinds import kinds_of_task
@@ -31,7 +31,7 @@ CHECKED_SEQUENCES = 64  # on which a network's outputs must be finite
 log = logging.getLogger(__name__)
 
 
-def subjects_of(cfg: AnalyzeConfig, machine: Machine) -> Sequence[Subject | ModuleSubject]:
+def subjects_of(cfg: AnalyzeConfig, machine: Machine) -> Sequence[Subject]:
     """The subjects that the config names: those of a run, a network that is not ours, or fresh models."""
     if cfg.run is not None:
         return subjects_of_run(find_run(cfg.run), machine, cfg.seeds, cfg.uncounted)
@@ -67,9 +67,9 @@ def subjects_of_run(
             )
         # assigned, not copied: a copy would round the weights of a float64 run to the model's float32
         trained.load_state_dict({name: weight[index] for name, weight in stacked.items()}, assign=True)
-        models = {"trained": trained, "initialised": initial_model(cfg.model, task, seed)}
+        networks = {"trained": trained, "initialised": initial_model(cfg.model, task, seed)}
         recorded = {field: rows[rows.seed == seed].reset_index(drop=True) for field, rows in histories.items()}
-        subjects.append(_subject(run.name, task, seed, models, machine, uncounted, **recorded))
+        subjects.append(_subject(run.name, task, seed, networks, machine, uncounted, cfg, **recorded))
     if not subjects:
         every = "every seed" if seeds is None else f"seeds={seeds}: each of them"
         raise ConfigError(
@@ -100,9 +100,10 @@ def _subject(
     run: str,
     task: Task,
     seed: int,
-    models: dict[str, Transformer | Lstm],
+    networks: dict[str, Transformer | Lstm],
     machine: Machine,
     uncounted: Sequence[str] | None,
+    training: TrainConfig | None = None,
     **recorded: pd.DataFrame,
 ) -> Subject:
     if isinstance(task, Corpus):
@@ -114,24 +115,22 @@ def _subject(
         train = task.sample(task.train_size or BASELINE_SEQUENCES, generator_for(seed, "train"))
         test = train if task.test_size is None else task.sample(task.test_size, generator_for(seed, "test"))
     train, test = (batch.to(machine.device, machine.dtype) for batch in (train, test))
-    placed = {name: model.to(machine.device, machine.dtype).eval() for name, model in models.items()}
+    placed = {name: model.to(machine.device, machine.dtype).eval() for name, model in networks.items()}
     kinds = kinds_of_task(task, test)
     kinds.check(uncounted or (), "uncounted")
     for model in placed.values():
         model.kinds = replace(kinds, left_out=tuple(uncounted or ()))
-    return Subject(run, seed, task, train, test, placed, **recorded)
+    return Subject(run, seed, task, train, test, placed, training=training, **recorded)
 
 
 @torch.no_grad()
-def check_finite(subjects: Sequence[Subject | ModuleSubject]) -> None:
+def check_finite(subjects: Sequence[Subject]) -> None:
     """Raise ConfigError if the output of a network of ours overflows: no measurement of it would be a number."""
-    networks = [
-        (subject, *item) for subject in subjects if isinstance(subject, Subject) for item in subject.models.items()
-    ]
-    for subject, weights, model in networks:
-        output = model(subject.test.inputs[:CHECKED_SEQUENCES])
-        if not output.isfinite().all():
-            raise ConfigError(
-                f"model={model.name}: the output of seed {subject.seed}, {weights}, is not finite, so there is nothing "
-                "to measure; give a lower model.init_gain or optimizer.lr, or a norm"
-            )
+    for subject in subjects:
+        for weights, network in subject.networks.items():
+            output = network(subject.test.inputs[:CHECKED_SEQUENCES])
+            if not output.isfinite().all():
+                raise ConfigError(
+                    f"model={network.name}: the output of seed {subject.seed}, {weights}, is not finite, so there is "
+                    "nothing to measure; give a lower model.init_gain or optimizer.lr, or a norm"
+                )

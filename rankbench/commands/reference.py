@@ -88,11 +88,7 @@ def tables_page() -> str:
     sections = [ABOUT_TABLES]
     for name, analysis in ANALYSES.items():
         module = inspect.getmodule(analysis.table)
-        about = [inspect.getdoc(analysis.table) or ""]
-        if (of_module := getattr(module, "of_module", None)) is not None:
-            of_any = inspect.getdoc(of_module) or ""
-            about = [of_any] if "`of_module`" in about[0] else [*about, "Of a module that is not ours:", of_any]
-        sections.append("\n\n".join([f"## `{name}`: {_subject_of(module)}", *about]) + "\n")
+        sections.append(f"## `{name}`: {_subject_of(module)}\n\n{inspect.getdoc(analysis.table) or ''}\n")
     return "\n".join(sections)
 
 

@@ -4,7 +4,7 @@
 Shapes: B sequence, K path length, N token; `...` the axes of what is measured after the sequences.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -23,10 +23,11 @@ from rankbench.tasks.task import Score, score
 BYTES_AT_A_TIME = 1 << 24
 
 
-def check_sums(read: ReadModule) -> None:
-    """ConfigError if what is measured is not the sum of its paths, tried on one sequence."""
-    for _ in module_sums(read, read.example[:1]):
-        pass
+def check_sums(reads: Mapping[str, ReadModule]) -> None:
+    """ConfigError if what is measured of a module is not the sum of its paths, tried on one sequence."""
+    for read in reads.values():
+        for _ in module_sums(read, read.example[:1]):
+            pass
 
 
 def paths_of(read: ReadModule) -> Paths:

@@ -94,8 +94,8 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     """Rows: weights, parameter. weight_size: its norm."""
     return pd.DataFrame(
         {"weights": weights, "parameter": name, "weight_size": value.norm(options.power).item()}
-        for weights, model in subject.models.items()
-        for name, value in model.named_parameters()
+        for weights, module in subject.modules.items()
+        for name, value in module.named_parameters()
     )
 
 
