@@ -38,6 +38,7 @@ from rankbench.report.jobs import runs_in
 from rankbench.report.joined_tables import Runs, load_runs
 from rankbench.runs.machine import Machine
 from rankbench.runs.run import Run, find_run
+from rankbench.runs.tables import column_help
 from rankbench.training.loop import Interrupted
 from rankbench.training.loop import train as train_run
 
@@ -145,6 +146,8 @@ def analyze(
     options: each is set in every one of these analyses that has it. To set options of one analysis alone, give its
     name and a dict: paths={"sequences": 64}.
 
+    A table's `attrs["columns"]` says what its columns mean.
+
     Raises ConfigError for a subject that cannot be measured, and for an option that none of the analyses has.
     """
     given: dict[str, Any] = {"device": device, "precision": precision, "threads": threads}
@@ -191,7 +194,7 @@ def analyze(
             check_finite(subjects)
             tables = {name: measure(name, chosen, subjects) for name, chosen in options_of(cfg).items()}
     for name, table in tables.items():
-        table.attrs["analysis"] = name
+        table.attrs |= {"analysis": name, "columns": column_help(name, table)}
     return tables
 
 
@@ -216,7 +219,7 @@ def plot(
         raise ConfigError(f"analysis={name}: the table has no rows to draw")
     check_known("facet", [] if facet is None else [facet], map(str, table.columns))
     check_known("published", [] if published is None else [published], figures_published())
-    columns = ("job_status",) if name == "sweep" else ANALYSES[name].columns
+    columns = ("job_status",) if name == "sweep" else ANALYSES[name].recognised_by
     if missing := [column for column in columns if column not in table]:
         raise ConfigError(f"analysis={name}: not its table, which has a column {missing[0]}")
     varied = [key for key in table.attrs.get("varied", ()) if key in table]

@@ -34,9 +34,9 @@ from matplotlib.figure import Figure
 from omegaconf import OmegaConf
 
 import rankbench as rb
-from rankbench.analyses import ANALYSES
+from rankbench.analyses import ANALYSES, dynamics
 from rankbench.commands.compose import compose
-from rankbench.runs.tables import read_table
+from rankbench.runs.tables import RUN_COLUMNS, family, read_table
 from rankbench.training.seeds_side_by_side import Training
 
 pytestmark = pytest.mark.usefixtures("unpainted", "rounded_once")
@@ -407,11 +407,52 @@ SUBJECTS = {
 }
 
 
+# further subjects, whose tables have the columns that those of SUBJECTS lack
+UNCOUNTED = [*SMALL, "uncounted=[first]"]
+MODULE = (torch.nn.TransformerEncoderLayer(8, 2, 8, batch_first=True).eval(), torch.rand(3, 4, 8))
+ALONE = ["layers=1", "width=8", "value_width=8", "head_reduction=sum", "skip=false", "mlp=false", "norm=none"]
+NEAREST = ["dimension=8", "points=2", "mode=nearest", "queries=separate", "test_size=5"]
+HEADS_ALONE = ["task=nearest_neighbor", "model=amsel", "model.mask=others"]
+HEADS_ALONE += [*(f"model.{word}" for word in ALONE), *(f"task.{word}" for word in NEAREST)]
+MORE = {
+    "residual": [(UNCOUNTED, {"views": ["without_sinks"]}), (*MODULE, {})],
+    "paths": [([*UNCOUNTED, "model.positions=none"], FEW), (*MODULE, {})],
+    "spectrum": [(UNCOUNTED, {"resamples": 100})],
+    "attention": [([*UNCOUNTED, "model.attention=sigmoid"], {})],
+    "collapse": [([*UNCOUNTED, "model.init_gain=0.1"], {})],
+    "bounds": [([*UNCOUNTED, "model.norm_kind=l2norm"], {})],
+    "path_mass": [(UNCOUNTED, {}), (*MODULE, {})],
+    "pruning": [(UNCOUNTED, {"random_orders": 1, "counts": 2})],
+    "dynamics": [(None, {"metrics": list(dynamics.METRICS)})],
+    "lipschitz": [(UNCOUNTED, LIPSCHITZ)],
+    "invertibility": [(None, SUBJECTS["invertibility"][1])],
+    "histograms": [(None, SUBJECTS["histograms"][1])],
+    "head_rank": [(HEADS_ALONE, {})],
+}
+TEXT = ["task=char_lm", "model=causal", *SMALL[:2], "trainer.steps=2", "trainer.batch_size=4", "trainer.eval_every=1"]
+TEXT += ["task.train_size=8", "task.valid_size=4", "task.test_size=4", "task.unk=symbol"]
+
+
+@pytest.mark.parametrize("name", ANALYSES)
+def test_every_column_is_explained_and_no_other(name, run, tmp_path):
+    first = SUBJECTS.get(name, (None, {}))
+    subjects = [first, *MORE.get(name, [])]
+    if name == "curves":
+        subjects.append((rb.train(*TEXT, out=tmp_path / "text"), {}))
+    columns, written = ANALYSES[name].columns, {*RUN_COLUMNS}
+    for subject, *inputs, options in subjects:
+        table = rb.analyze(run if subject is None else subject, *inputs, name, **options)[name]
+        assert list(table.attrs["columns"]) == list(table)
+        written |= {column if column in columns else family(column) for column in table}
+    assert written == {*RUN_COLUMNS, *columns}
+    assert all(meaning.endswith(".") for meaning in columns.values())
+
+
 @pytest.mark.parametrize("name", ANALYSES)
 def test_a_table_is_known_by_its_columns(name, run):
     words, options = SUBJECTS.get(name, (None, {}))
     table = rb.analyze(run if words is None else words, name, **options)[name]
-    fitting = [other for other, analysis in ANALYSES.items() if set(analysis.columns) <= set(table.columns)]
+    fitting = [other for other, analysis in ANALYSES.items() if set(analysis.recognised_by) <= set(table.columns)]
     assert fitting == [name]
     bare = table.copy()
     bare.attrs = {}

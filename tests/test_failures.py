@@ -220,7 +220,7 @@ ANALYSES = {"residual_twice": replace(OURS["residual"], table=table)}
 
 
 def wrong(value):
-    return Analysis(dict, lambda *_: value, None, str, columns=())
+    return Analysis(dict, lambda *_: value, None, str, {}, ())
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from importlib import import_module
 
 from rankbench.analyses.analysis import Analysis, Foreign, Subject
+from rankbench.runs.tables import MEANINGS
 
 __all__ = ["ANALYSES", "Analysis", "Foreign", "Subject"]
 
@@ -12,3 +13,4 @@ NAMES = (
     *("rank_theory", "laws", "speed"),
 )
 ANALYSES: dict[str, Analysis] = {name: import_module(f"{__name__}.{name}").ANALYSIS for name in NAMES}
+MEANINGS.update({name: analysis.columns for name, analysis in ANALYSES.items()})

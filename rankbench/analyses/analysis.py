@@ -173,7 +173,8 @@ class Analysis:
     options: a dataclass with a field for each key of conf/analysis/<name>.yaml. table: one subject's rows, without
     Subject.who. figure: the function of rankbench.plots that draws the table of all subjects, given published numbers
     and the column whose values are panels (each may be None); None if there is nothing to draw. digest: the table in a
-    few lines of text. columns: columns that only this table has, by which it is recognised.
+    few lines of text. columns: what each column of the table means, with its unit; columns of a kind once, as sigma_<k>
+    (rankbench.runs.tables.family). recognised_by: columns that only this table has.
 
     needs: a few of NEEDS; a subject that lacks one is refused. Without any, every torch module can be measured. check:
     raises ConfigError, before anything is written, for a subject that lacks more than that. trained_alone: whether of
@@ -187,7 +188,8 @@ class Analysis:
     table: Callable[[Subject, Any], pd.DataFrame]
     figure: Callable[[pd.DataFrame, pd.DataFrame | None, str | None], Figure] | None
     digest: Callable[[pd.DataFrame], str]
-    columns: tuple[str, ...]
+    columns: Mapping[str, str]
+    recognised_by: tuple[str, ...]
     needs: Set[str] = frozenset()
     check: Callable[[Subject, Any], None] | None = None
     trained_alone: bool = False

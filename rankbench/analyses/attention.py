@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from rankbench.analyses.analysis import Analysis, Subject
+from rankbench.analyses.columns import ATTENTION, ATTENTION_FLOORS, SPECIAL_TOKENS, SPREAD, WEIGHTS
 from rankbench.keys import key
 from rankbench.measures.attention_matrices import (
     ATTENTION_METRICS,
@@ -63,32 +64,13 @@ class Options:
 
 @torch.no_grad()
 def table(subject: Subject, options: Options) -> pd.DataFrame:
-    """Rows: weights, layer (depth of the attention, from 1), head (from 1). A metric is the mean over the sequences for
-    which it is defined, <metric>_sd their standard deviation; num_undefined: how many lack some metric of the head.
+    """A row for each head. Metrics are means over the sequences for which they are defined.
 
-    submodule: where the call was made; kind: softmax, or what else made P of scores; with "cross" where queries and
-    keys are other tokens. Calls that do not lead to the measured output have no rows; network.csv lists them.
-
-    P is the matrix that multiplies the values. Its rows are those of the queries that count: special tokens are only
-    keys. row_sum: the mean sum of a row, 1 for a softmax. Shares are P with rows divided by their sums; there are none
-    if an entry is negative. sink_weight: the mean share of the key that gets most; first_weight, own_weight: of the
-    first key, and of the query's own token. Metrics that compare a query with its own token are not given for
-    cross-attention. Where a row of P does not sum to 1, also the same of P as it is: sink_mass,
-    first_mass, own_mass. The metrics of rankbench.measures.attention_matrices are those of the shares, as in residual;
-    attention_gap_eigenvalue takes all queries, because it needs a square P. distance_to_identity: ||P - I||_F /
-    sqrt(N), of P as it is; distance_to_uniform: the same to the average over the keys that a query sees. largest_logit:
-    the largest |logit| of a key that is seen, nan if no softmax made P. value_cosine: mean cosine between a head's
-    output at a token and the token's own value.
-
-    Where every query sees every key, also singular_over_law, shuffled_over_law and eigenvalue_over_law
-    (`beside_independent` there), which are 1 for independent weights. For our networks and checkpoints also
-    entropy_nats, least_entropy_nats, score_norm_bound and entropy_bound_nats: the entropy of rows and its lower bound,
-    over all tokens (rankbench.measures.entropy_bound.of_heads). Metrics that no head has are left out.
-
-    Over the first sequences (16, fewer where P is large): attention_relative_noise_floor, the rounding error of
-    attention_relative_residual (rankbench.measures.rounding), over sequences whose P is not zero;
-    attention_below_floor, the share of sequences whose residual is no larger; distance_noise_floor, the rounding error
-    of both distances; uniform_below_floor and identity_below_floor, 1 where the distance is no larger, else 0.
+    P is the matrix that multiplies the values; its rows are those of the queries that count, so that special tokens are
+    only keys. Shares are P with rows divided by their sums; there are none if an entry is negative. The first metrics
+    are those of the shares, as in `residual`; attention_gap_eigenvalue takes all queries, because it needs a square P.
+    Calls that do not lead to the measured output have no rows; network.csv lists them. Metrics that no head has are
+    left out.
     """
     rows = []
     for weights, read in subject.reads.items():
@@ -286,11 +268,47 @@ def digest(table: pd.DataFrame) -> str:
     return f"attention by layer (mean of its heads)\n{mean.map('{:.3g}'.format).to_string()}"
 
 
+COLUMNS = {
+    **WEIGHTS,
+    "layer": "Depth of the attention, from 1.",
+    "head": "Number of the head, from 1.",
+    "submodule": "Where the call was made.",
+    "kind": "softmax, or what else made P of scores; with `cross` where queries and keys are other tokens.",
+    **ATTENTION,
+    "singular_over_law": "Second singular value of P over that of independent weights "
+    "(rankbench.measures.attention_matrices). Only where every query sees every key.",
+    "shuffled_over_law": "The same with each row in a random order: 1 but for a finite N and heavy tails.",
+    "eigenvalue_over_law": "The same of the second eigenvalue.",
+    "row_sum": "Mean sum of a row of P, 1 for a softmax.",
+    "sink_weight": "Mean share of the key that gets most.",
+    "first_weight": "Mean share of the first key.",
+    "own_weight": "Mean share of the query's own token; not of cross-attention.",
+    "sink_mass": "sink_weight of P as it is. Only where a row of P does not sum to 1.",
+    "first_mass": "first_weight of P as it is. Only where a row of P does not sum to 1.",
+    "own_mass": "own_weight of P as it is. Only where a row of P does not sum to 1.",
+    "distance_to_uniform": "||P - U||_F / sqrt(N) of P as it is, U the average over the keys that a query sees.",
+    "largest_logit": "Largest |logit| of a key that is seen; nan if no softmax made P.",
+    "distance_to_identity": "||P - I||_F / sqrt(N) of P as it is; not of cross-attention.",
+    "value_cosine": "Mean cosine between a head's output at a token and the token's own value.",
+    **SPREAD,
+    "num_undefined": "Number of sequences that lack one metric or more of the head.",
+    **{name: ATTENTION_FLOORS[name] for name in ("attention_relative_noise_floor", "attention_below_floor")},
+    "distance_noise_floor": "Rounding error of both distances, over the first 16 sequences, fewer where P is large.",
+    "uniform_below_floor": "1 where distance_to_uniform is no larger than its rounding error, else 0.",
+    "identity_below_floor": "1 where distance_to_identity is no larger than its rounding error, else 0.",
+    **SPECIAL_TOKENS,
+    "entropy_nats": "Entropy of a row over all tokens (nats). This and the next three: of networks of sub-layers "
+    "(rankbench.measures.entropy_bound).",
+    "least_entropy_nats": "Least entropy of a row (nats).",
+    "score_norm_bound": "Bound on the norm of a row's scores, from the norms of maps and tokens.",
+    "entropy_bound_nats": "Least entropy that scores of this norm can have (nats).",
+}
 ANALYSIS = Analysis(
     Options,
     table,
     draw_attention,
     digest,
+    COLUMNS,
     ("sink_weight",),
     needs={"attention"},
     lines="weights",

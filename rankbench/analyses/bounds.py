@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from rankbench.analyses.analysis import Analysis, Subject
+from rankbench.analyses.columns import SPECIAL_TOKENS, VARIANT, WEIGHTS
 from rankbench.analyses.variants import VARIANTS as EVERYWHERE
 from rankbench.analyses.variants import VariantOptions
 from rankbench.keys import ConfigError, key
@@ -73,30 +74,13 @@ class LayerConstants(NamedTuple):
 
 @torch.no_grad()
 def table(subject: Subject, options: Options) -> pd.DataFrame:
-    """Rows: weights (trained | initialised), variant, bound, layer; layer 0 is the embedding, where bound = measured.
+    """A row for each bound and layer; layer 0 is the embedding, where bound = measured.
 
-    bound: theorem, the closed form with the network's largest beta and lambda, where the paper has one for it;
-    recursion, Lemmas A.1 and A.2 layer by layer with each layer's own constants; layer, the same for one layer, from
-    the residual measured at its input; diameter, rankbench's own (dong_theory.diameter_layer), proved for all networks
-    without norms. source: where the bound is from; covered: whether that source covers this network. The paper's
-    bounds cover no masks, no norms, and skips or MLPs but not both. With norms, recursion and layer treat these as sec.
-    3.3 does, as a right multiplication, here by the sequence's largest scale; but a norm scales each token separately.
-
-    log10_measured: ||X - 1 x^T||_{1,inf}, x the token mean (diameter: max_ij ||x_i - x_j||_1), mean over sequences;
-    log10_bound likewise. Sequences of equal tokens are left out everywhere. Where followed is true, the network is
-    measured in residual coordinates, in which rounding hides nothing. Networks that
-    rankbench.measures.residual_propagation does not follow are measured in a plain forward pass; their log10_measured
-    is empty where rounding explains the residual of any sequence. below_floor: the share of such sequences;
-    noise_floor: the rounding error of the residual (units of X, mean; rankbench.measures.rounding), empty for a network
-    that is followed; no column if all are.
-
-    The bound of one layer starts from the residual measured before it, or from the floor if that is larger. Over
-    sequences ten times above the floor: compared, their number; slack and slack_min, mean and smallest bound - measured
-    in decades; holds, the share with measured <= bound; refuted, the share whose residual is above the bound for every
-    x (the paper takes the best x). contractive: share of sequences for which this layer's bound is below the measured
-    residual from which it starts. Special tokens that do not count enter no measured number; the bounds, which are for
-    all tokens, start from the residual of all. log10_beta, log10_lambda: this layer's; lambda covers everything after
-    the attention (MLP, its skip, norms).
+    The paper's bounds cover no masks, no norms, and skips or MLPs but not both. With norms, recursion and layer treat
+    these as sec. 3.3 does, as a right multiplication, here by the sequence's largest scale; but a norm scales each
+    token separately. Sequences of equal tokens are left out everywhere. Special tokens that do not count enter no
+    measured number; the bounds, which are for all tokens, start from the residual of all. The bound of one layer starts
+    from the residual measured before it, or from the floor if that is larger.
     """
     inputs = subject.test.inputs[: options.sequences]
     rows = []
@@ -338,4 +322,35 @@ def check_network(subject: Subject, _: Options) -> None:
         )
 
 
-ANALYSIS = Analysis(Options, table, draw_bounds, digest, ("slack",), {"sublayers"}, check_network, most_panels=6)
+COLUMNS = {
+    **WEIGHTS,
+    **VARIANT,
+    "bound": "theorem: the closed form with the network's largest beta and lambda, where the paper has one; "
+    "recursion: Lemmas A.1 and A.2 layer by layer, with each layer's own constants; layer: the same for one layer, "
+    "from the residual at its input; diameter: rankbench's own (dong_theory.diameter_layer), proved for all networks "
+    "without norms.",
+    "layer": "0: the embedding; else the state that leaves the layer.",
+    "source": "Where the bound is from.",
+    "covered": "Whether the source covers this network.",
+    "followed": "Whether the network is measured in residual coordinates, in which rounding hides nothing, or in a "
+    "plain forward pass.",
+    "log10_bound": "log10 of the bound, mean over sequences.",
+    "log10_measured": "log10 of ||X - 1 x^T||_{1,inf}, x the token mean (of the diameter: max_ij ||x_i - x_j||_1), "
+    "mean over sequences; empty where rounding explains the residual of any sequence.",
+    "compared": "Number of sequences ten times above their rounding error; the next four are over these.",
+    "slack": "log10 of bound over measured (decades), mean.",
+    "slack_min": "The smallest of them.",
+    "holds": "Share with measured <= bound.",
+    "refuted": "Share whose residual is above the bound for every x (the paper takes the best x).",
+    "noise_floor": "Rounding error of the residual (units of X; rankbench.measures.rounding), mean; empty for a "
+    "network that is followed, no column if all are.",
+    "below_floor": "Share of sequences whose residual rounding explains.",
+    "contractive": "Share of sequences for which this layer's bound is below the measured residual from which it "
+    "starts.",
+    "log10_beta": "log10 of this layer's beta.",
+    "log10_lambda": "log10 of this layer's lambda, which covers everything after the attention (MLP, its skip, norms).",
+    **SPECIAL_TOKENS,
+}
+ANALYSIS = Analysis(
+    Options, table, draw_bounds, digest, COLUMNS, ("slack",), {"sublayers"}, check_network, most_panels=6
+)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rankbench.analyses.analysis import Analysis, Subject
+from rankbench.analyses.columns import OF_CLASSIFIER, SPECIAL_TOKENS, SPREAD, VARIANT, WEIGHTS
 from rankbench.analyses.residual import whole_accuracy
 from rankbench.analyses.variants import VARIANTS
 from rankbench.analyses.variants import VariantOptions as Options
@@ -40,26 +41,12 @@ NEGLIGIBLE_MEAN = 1e-9  # where log10_relative_residual is above its negative, t
 
 
 def table(subject: Subject, options: Options) -> pd.DataFrame:
-    """Rows: weights (trained | initialised), variant, layer (0: the embedding; else the state that leaves the layer).
+    """A row for each layer. Numbers are log10 of composite norms, in float64, as means over the sequences whose tokens
+    are not all exactly equal.
 
-    Numbers are log10 of composite norms, in float64, as means over the num_sequences sequences whose tokens are not
-    all exactly equal; _sd is the sample standard deviation over sequences.
-
-    log10_residual, log10_relative_residual: of ||R|| and ||R|| / ||X||, propagated in residual coordinates. A token
-    mean that is no larger than its rounding error (rankbench.measures.residual_propagation.mean_errors) counts as
-    zero, so that ||X|| = ||R||; mean_below_rounding is the share of these sequences, including those with a mean of
-    exactly zero. log10_measured: of ||R|| in a plain forward pass; empty where any sequence is below its noise floor.
-    noise_floor: the rounding error of that pass (units of X; rankbench.measures.rounding), mean; below_floor: the share
-    of sequences whose measured ||R|| is no larger. disagreement: the largest |log10| of the ratio of propagated to
-    measured ||R||, over sequences that measure more than 1e4 noise floors.
-
-    growth_exponent: log10_relative_residual over that of the layer before: 3 where the residual is cubed, 1 where it
-    stays the same; from means over sequences, empty where the relative residual of the layer before is not below 1.
-    share_collapsed: share of the sequences of which less than a tenth of the embedding's relative residual is left.
-    log10_contraction: of Lemma A.2's bound on ||R|| over the ||R|| that entered the layer. log10_bound: of Theorem
-    2.3's bound on ||R||, with each layer's own constant, from the first layer on that contracts in all sequences
-    according to the lemma. Both are for unmasked attention alone and over all tokens, special ones too; columns without
-    a number are left out. For a trained classifier also whole_accuracy, as in the table of the analysis `residual`.
+    R is propagated in residual coordinates. A token mean that is no larger than its rounding error
+    (rankbench.measures.residual_propagation.mean_errors) counts as zero, so that ||X|| = ||R||. Bounds are for unmasked
+    attention alone and over all tokens, special ones too; columns without a number are left out.
     """
     inputs, rows = subject.test.inputs[: options.sequences], []
     if inputs.is_floating_point():
@@ -184,11 +171,34 @@ def check(subject: Subject, options: Options) -> None:
     _followed(subject.network, options.variants)
 
 
+COLUMNS = {
+    **WEIGHTS,
+    **VARIANT,
+    "layer": "0: the embedding; else the state that leaves the layer.",
+    "log10_residual": "log10 of ||R||.",
+    "log10_relative_residual": "log10 of ||R|| / ||X||.",
+    **SPREAD,
+    "mean_below_rounding": "Share of sequences whose token mean counts as zero.",
+    "log10_measured": "log10 of ||R|| in a plain forward pass; empty where any sequence is below its rounding error.",
+    "noise_floor": "Rounding error of ||R|| in that pass (units of X; rankbench.measures.rounding), mean.",
+    "below_floor": "Share of sequences whose measured ||R|| is no larger.",
+    "disagreement": "Largest |log10| of propagated over measured ||R||, over sequences above 1e4 rounding errors.",
+    "growth_exponent": "log10_relative_residual over that of the layer before: 3 where the residual is cubed, 1 where "
+    "it stays the same; empty where the relative residual before is not below 1.",
+    "share_collapsed": "Share of sequences of which less than a tenth of the embedding's relative residual is left.",
+    "log10_contraction": "log10 of Lemma A.2's bound on ||R|| over the ||R|| that entered the layer.",
+    "log10_bound": "log10 of Theorem 2.3's bound on ||R||, with each layer's own constant, from the first layer on "
+    "that contracts in all sequences according to the lemma.",
+    "num_sequences": "Number of sequences whose tokens are not all equal.",
+    **OF_CLASSIFIER,
+    **SPECIAL_TOKENS,
+}
 ANALYSIS = Analysis(
     Options,
     table,
     draw_collapse,
     digest,
+    COLUMNS,
     ("log10_relative_residual",),
     needs={"sublayers"},
     check=check,

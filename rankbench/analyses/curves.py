@@ -26,20 +26,10 @@ class Options:
 
 
 def table(subject: Subject, options: Options) -> pd.DataFrame:
-    """Rows: step, split; columns: loss (nats per scored token, or squared error), accuracy (if the task has one);
-    microseconds_per_token, of training since the last evaluation, over all seeds of the run. It is nan at the start
-    and, if there are several intervals, in the first one, which warms up.
+    """A row for each evaluated step and split.
 
-    The same in all rows of a seed: variant (model.name), layers, width, parameters; best_step, the step of the smallest
-    validation loss (the last step if the task has no validation set); test_loss and test_bits (nats over log 2), at
-    that step; smallest_test_loss, over all steps, which must not select a model but which papers print.
-
-    A token of a language model is a predicted symbol: a character or the end of a sentence. test_loss_per_character
-    divides the same total of nats, those for the ends included, by the number of characters alone. unigram_loss and
-    bigram_loss need no network: they are the losses of the training set's symbol frequencies, and of its frequencies of
-    symbols after each symbol.
-
-    ConfigError for a fresh model.
+    A token of a language model is a predicted symbol: a character or the end of a sentence. ConfigError for a network
+    that was not trained.
     """
     if subject.curve is None:
         raise ConfigError("analysis=[curves]: a fresh model has none; give a trained run with run=<folder>")
@@ -86,11 +76,32 @@ def digest(table: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
+COLUMNS = {
+    "step": "Number of training steps.",
+    "split": "train, valid or test.",
+    "loss": "Nats per scored token, or squared error.",
+    "accuracy": "Share of scored tokens. No column for a regression.",
+    "variant": "model.name. This and the next ones but the last are the same in all rows of a seed.",
+    "layers": "Number of layers.",
+    "width": "Width of the network.",
+    "parameters": "Number of parameters.",
+    "best_step": "Step of the smallest validation loss; the last step if the task has no validation set.",
+    "test_loss": "Test loss at best_step.",
+    "test_loss_per_character": "The same total of nats, those for the ends included, over the number of characters "
+    "alone. This and the next two: of a language model.",
+    "unigram_loss": "Loss of the training set's symbol frequencies.",
+    "bigram_loss": "Loss of its frequencies of symbols after each symbol.",
+    "test_bits": "test_loss over log 2 (bits). No column for a regression.",
+    "smallest_test_loss": "Over all steps; it must not select a model, but papers print it.",
+    "microseconds_per_token": "Of training since the last evaluation, over all seeds of the run; nan at the start "
+    "and, if there are several intervals, in the first one, which warms up.",
+}
 ANALYSIS = Analysis(
     Options,
     table,
     draw_curves,
     digest,
+    COLUMNS,
     ("best_step",),
     needs={"history"},
     lines="variant",

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 import pandas as pd
 
 from rankbench.analyses.analysis import Analysis, Subject
+from rankbench.analyses.columns import ATTENTION, ATTENTION_FLOORS, STATE_FLOORS, STATES
 from rankbench.keys import ConfigError, key
-from rankbench.measures.attention_matrices import ATTENTION_FLOORS, ATTENTION_METRICS
+from rankbench.measures.attention_matrices import ATTENTION_METRICS
 from rankbench.measures.lipschitz_of_networks import HEAD_METRICS, LIPSCHITZ_METRICS
-from rankbench.measures.states import STATE_FLOORS, STATE_METRICS
+from rankbench.measures.states import STATE_METRICS
 from rankbench.plots.dynamics import draw_dynamics
 from rankbench.runs.tables import mean_of_seeds
 
@@ -23,14 +24,11 @@ class Options:
 
 
 def table(subject: Subject, options: Options) -> pd.DataFrame:
-    """Rows: step, layer, sublayer, head, as in the table of the analysis `residual`; columns: the metrics, means over
-    trainer.dynamics_sequences test sequences, and the noise floors of states and of P, as in `residual`.
+    """A row for each state, each head and each attention at each recorded step, as in the analysis `residual`.
 
-    Rows of weights (layer, sublayer and head of the layer they belong to) also have the spectral norms of a head's
-    W_QK, the bilinear form of the scores that enter the softmax, and of its W_VO (both as
-    rankbench.measures.lipschitz_of_networks.head_maps), and bounds on the Lipschitz constant of attention on as many
-    tokens as the longest of these sequences has, infinite if there is none. ConfigError for a run that was trained
-    without trainer.dynamics_every."""
+    Numbers are means over trainer.dynamics_sequences test sequences. Columns are those of the option `metrics`, and the
+    noise floors. ConfigError for a run that was trained without trainer.dynamics_every.
+    """
     if subject.history is None:
         raise ConfigError(
             f"analysis=[dynamics]: {subject.run} has no layers.csv; train it with trainer.dynamics_every=<steps>"
@@ -65,11 +63,33 @@ def check(subject: Subject, _: Options) -> None:
         )
 
 
+OF_HEADS = {  # both as rankbench.measures.lipschitz_of_networks.head_maps
+    "qk_norm": "Spectral norm of a head's W_QK, the bilinear form of the scores that enter the softmax.",
+    "vo_norm": "Spectral norm of a head's W_VO.",
+}
+OF_ATTENTION = {
+    name: f"Bound on the Lipschitz constant of attention for p = {p}, on as many tokens as the longest of these "
+    "sequences has; infinite if there is none."
+    for name, p in LIPSCHITZ_METRICS.items()
+}
+COLUMNS = {
+    "step": "Number of training steps.",
+    "layer": "0: what enters the first layer; else the number of the layer.",
+    "sublayer": "input; attention or mlp, the state after it; weights, P and the maps of one head.",
+    "head": "Number of the head, from 1; empty for states.",
+    **STATES,
+    **ATTENTION,
+    **OF_HEADS,
+    **OF_ATTENTION,
+    **STATE_FLOORS,
+    **ATTENTION_FLOORS,
+}
 ANALYSIS = Analysis(
     Options,
     table,
     draw_dynamics,
     digest,
+    COLUMNS,
     ("step", "sublayer"),
     needs={"sublayers", "history"},
     check=check,

@@ -38,21 +38,10 @@ class Options:
 
 
 def table(subject: Subject, options: Options) -> pd.DataFrame:
-    """Rows: of (network | baseline | head), weights (trained | initialised), then
+    """A row for each error of a network or of a baseline, and for each matrix of each head.
 
-    - network: evaluation soft (as trained) or hard (every softmax a hardmax; equal scores are averaged), examples
-      (points, or examples in the context), error: scaled as in the papers, so that predicting 0 has the error 1;
-    - baseline: evaluation (its name) and error, on the same sequences;
-    - head: layer, head, matrix (qk: W_QK, the bilinear form of the scores that enter the softmax, missing for rotary
-      and relative scores; vo: W_VO; both as in rankbench.measures.lipschitz_of_networks.head_maps), frobenius_norm,
-      spectral_norm, effective_rank (exp of the entropy of s / sum s), angle (degrees to the identity,
-      arccos(tr M / (||M||_F sqrt D))), sigma_1 ..., numerical_rank (number of singular values that are larger than
-      rounding alone can make them, rankbench.measures.lipschitz_of_networks.rounding_of_spectra)
-
-    Networks and baselines have rows only if the task is a regression; otherwise error, evaluation and examples are
-    empty. All rows have layers, heads, rank (head width), width, copies (heads * rank / width), angle_limit (the
-    largest angle of that rank) and, if the lower bounds of rankbench.measures.amsel_theory apply, bound_sharp,
-    bound_slide and bound_any.
+    Networks and baselines have rows only if the task is a regression; otherwise evaluation, examples and error are
+    empty.
     """
     task, model = subject.task, subject.network
     is_regression = subject.test.targets.is_floating_point()
@@ -177,11 +166,42 @@ def check(subject: Subject, options: Options) -> None:
         )
 
 
+COLUMNS = {
+    "of": "network, baseline or head.",
+    "weights": "trained or initialised; none for a baseline.",
+    "evaluation": "Of a network: soft, as trained, or hard, every softmax a hardmax (equal scores are averaged); of a "
+    "baseline: its name.",
+    "examples": "Number of points, or of examples in the context.",
+    "error": "Scaled as in the papers, so that predicting 0 has the error 1.",
+    "layer": "Number of the layer.",
+    "head": "Number of the head, from 1.",
+    "matrix": "qk: W_QK, the bilinear form of the scores that enter the softmax, missing for rotary and relative "
+    "scores; vo: W_VO (rankbench.measures.lipschitz_of_networks.head_maps).",
+    "frobenius_norm": "Of the matrix.",
+    "spectral_norm": "Of the matrix.",
+    "effective_rank": "exp of the entropy of s / sum s, s its singular values.",
+    "numerical_rank": "Number of singular values that are larger than rounding alone can make them "
+    "(rankbench.measures.lipschitz_of_networks.rounding_of_spectra).",
+    "angle": "Degrees to the identity: arccos(tr M / (||M||_F sqrt D)).",
+    "sigma_<k>": "Singular value number k, the largest first.",
+    "layers": "Number of layers. This and the next ones are the same in all rows.",
+    "heads": "Number of heads of each layer.",
+    "rank": "Head width.",
+    "width": "Width of the network.",
+    "copies": "heads * rank / width.",
+    "angle_limit": "Largest angle of that rank (degrees).",
+    **{
+        f"bound_{form}": "Lower bound on the error of heads of this rank and number, where it applies "
+        "(rankbench.measures.amsel_theory)."
+        for form in amsel_theory.FORMS
+    },
+}
 ANALYSIS = Analysis(
     Options,
     table,
     draw_head_rank,
     digest,
+    COLUMNS,
     ("angle_limit",),
     needs={"sublayers"},
     check=check,

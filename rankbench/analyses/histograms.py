@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rankbench.analyses.analysis import Analysis, Subject
+from rankbench.analyses.columns import LOSS_FALL, WEIGHTS
 from rankbench.analyses.invertibility import check_ranges, inputs_of
 from rankbench.keys import ConfigError, key
 from rankbench.plots.histograms import draw_histograms
@@ -31,11 +32,8 @@ class Options:
 
 @torch.no_grad()
 def table(subject: Subject, options: Options) -> pd.DataFrame:
-    """Rows: weights (trained | initialised), layer, attention, inputs (their range), of (input | output), bin.
-
-    Columns, for the entries of the layer's inputs X and outputs f(X), without skip and norm, in float64: low and high
-    of the bin, density (share of entries over the bin's width); sd, smallest and largest of all entries; for a trained
-    model loss_fall, see Subject.how_trained.
+    """A row for each bin of the entries of an attention layer's inputs X and outputs f(X), without skip and norm, in
+    float64.
     """
     rows = []
     for weights, model in subject.networks_in_float64():
@@ -80,4 +78,21 @@ def check(subject: Subject, options: Options) -> None:
     subject.network.attentions[0].num_keys(options.tokens)
 
 
-ANALYSIS = Analysis(Options, table, draw_histograms, digest, ("density",), {"sublayers"}, check, most_panels=12)
+COLUMNS = {
+    **WEIGHTS,
+    "layer": "Number of the layer.",
+    "attention": "Kind of attention.",
+    "inputs": "Range of the inputs.",
+    "of": "input or output.",
+    "bin": "Number of the bin, from 0.",
+    "low": "Lower end of the bin.",
+    "high": "Upper end of the bin.",
+    "density": "Share of entries over the bin's width.",
+    "sd": "Standard deviation of all entries.",
+    "smallest": "Smallest of all entries.",
+    "largest": "Largest of all entries.",
+    **LOSS_FALL,
+}
+ANALYSIS = Analysis(
+    Options, table, draw_histograms, digest, COLUMNS, ("density",), {"sublayers"}, check, most_panels=12
+)

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from rankbench.analyses.analysis import Analysis, Subject
+from rankbench.analyses.columns import WHOLE_ACCURACY
 from rankbench.keys import ConfigError, key
 from rankbench.measures import dependence, paths
 from rankbench.measures.cross_gradients import cross_gradients, head_parameters
@@ -65,26 +66,10 @@ class Options:
 
 @torch.no_grad()
 def table(subject: Subject, options: Options) -> pd.DataFrame:
-    """Rows: of (lengths | paths | heads | network), scheme (empty for heads), first and second (each pair once).
+    """A row for each pair of units, each pair once; and one for the whole network.
 
-    of=lengths: pairs of the sums S_j and S_k; of=paths: pairs of single paths (their choices by layer, 0 the skip).
-    Columns of both: cosine (of the angle between the outputs, mean over sequences), and over inputs, as a mean over
-    tokens of the sequence: covariance, correlation, information_gaussian and information_ksg (nats), hsic,
-    alignment_linear, alignment_gaussian.
-
-    of=paths, recomputed: interaction, ||n(f) - n(sum)|| / ||n(f)|| with f the output of the network that has both
-    paths' choices in each layer, sum the sum of all paths that combine these choices, and n the norm before the
-    read-out; interaction_below_floor, the share of the first sequences (16 at most) whose interaction is no more than
-    rounding (rankbench.measures.rounding). of=network: the same two columns, with f the whole network and sum the sum
-    of all paths (frozen: and of the biases).
-
-    of=lengths, on the diagonal: num_paths and interference, ||S_k||^2 / sum_p ||Y_p||^2 (1: orthogonal paths,
-    num_paths: identical ones), with interference_se (0: every path was run).
-
-    of=heads, for networks of ours only: cross_gradient, the Frobenius norm of the loss' second derivatives by the
-    parameters of one head and of the other, with cross_gradient_se; cross_gradient_rms (per pair of parameters);
-    cross_gradient_below_floor, 1 where cross_gradient is no more than rounding, else 0; cross_gradient_relative (over
-    the root of the product of the two heads' own norms; nan where one of these is rounding).
+    Numbers over inputs are means over tokens of the sequence. Units are sums of all paths of a length, single paths,
+    and heads, which only networks of ours have.
     """
     test = subject.test[: options.sequences]
     _check_number(len(test.inputs))
@@ -96,7 +81,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     if subject.foreign is None:
         rounding = generator_for(subject.seed, "rounding")
         rows += _head_pairs(subject.network, test[: options.hessian_sequences], options.probes, generator, rounding)
-    return pd.DataFrame(rows, columns=COLUMNS).assign(whole_accuracy=subject.score(test).accuracy.item())
+    return pd.DataFrame(rows, columns=list(ROWS)).assign(whole_accuracy=subject.score(test).accuracy.item())
 
 
 def _length_rows(subject: Subject, inputs: Tensor, scheme: str, options: Options) -> Iterator[dict]:
@@ -190,7 +175,7 @@ def _pairs(
             for j, k in chosen:
                 measures_of_pair[j, k].append(_dependence(seen[j], seen[k], options.neighbours, itself=j == k))
     for pair in chosen:
-        means = pd.DataFrame(measures_of_pair[pair], columns=DEPENDENCE).mean()
+        means = pd.DataFrame(measures_of_pair[pair], columns=list(DEPENDENCE)).mean()
         yield pair, {"cosine": cosines[pair], **means.to_dict()}
 
 
@@ -246,13 +231,6 @@ def digest(table: pd.DataFrame) -> str:
     )
 
 
-DEPENDENCE = ["covariance", "correlation", "information_gaussian", "information_ksg", "hsic"]
-DEPENDENCE += ["alignment_linear", "alignment_gaussian"]
-COLUMNS = ["of", "scheme", "first", "second", "first_length", "second_length", "cosine", *DEPENDENCE]
-COLUMNS += ["interaction", "interaction_below_floor", "num_paths", "interference", "interference_se"]
-COLUMNS += [f"cross_gradient{kind}" for kind in ("", "_se", "_rms", "_relative", "_below_floor")]
-
-
 def check(subject: Subject, options: Options) -> None:
     """Raise ConfigError for too few test sequences, for heads that share parameters, and for recomputed paths of a
     network that has none."""
@@ -273,11 +251,47 @@ def _check_number(number: int) -> None:
         raise ConfigError(f"analysis=independence: needs at least {FEWEST} test sequences; this task has {number}")
 
 
+DEPENDENCE = {
+    "covariance": "Covariance of the outputs over inputs.",
+    "correlation": "Correlation of the outputs over inputs.",
+    "information_gaussian": "Mutual information over inputs (nats), as of Gaussian outputs.",
+    "information_ksg": "Mutual information over inputs (nats), by the KSG estimator.",
+    "hsic": "Hilbert-Schmidt independence criterion over inputs.",
+    "alignment_linear": "Alignment of the kernels over inputs, of a linear kernel.",
+    "alignment_gaussian": "The same of a Gaussian kernel.",
+}
+ROWS = {
+    "of": "lengths: sums S_j and S_k; paths: single paths; heads; network: the whole network beside the sum of all "
+    "paths.",
+    "scheme": "frozen or recomputed; empty for heads.",
+    "first": "One unit. Of a path its choices by layer, 0 the skip.",
+    "second": "The other.",
+    "first_length": "Path length of the first.",
+    "second_length": "Path length of the second.",
+    "cosine": "Cosine of the angle between the outputs, mean over sequences.",
+    **DEPENDENCE,
+    "interaction": "||n(f) - n(sum)|| / ||n(f)||, n the norm before the read-out. Of recomputed paths: f is the "
+    "output of the network that has both paths' choices in each layer, sum the sum of all paths that combine these "
+    "choices; of the network: f is all of it, sum that of all paths (frozen: and of the biases).",
+    "interaction_below_floor": "Share of the first sequences (16 at most) whose interaction is no more than rounding "
+    "(rankbench.measures.rounding).",
+    "num_paths": "Number of paths of the length; on the diagonal, as the next two.",
+    "interference": "||S_k||^2 / sum_p ||Y_p||^2. 1: orthogonal paths; num_paths: identical ones.",
+    "interference_se": "Its standard error. 0: every path was run.",
+    "cross_gradient": "Frobenius norm of the loss' second derivatives by the parameters of one head and of the other.",
+    "cross_gradient_se": "Its standard error.",
+    "cross_gradient_rms": "The same per pair of parameters.",
+    "cross_gradient_relative": "The same over the root of the product of the two heads' own; nan where one of these "
+    "is rounding.",
+    "cross_gradient_below_floor": "1 where cross_gradient is no more than rounding, else 0.",
+}
+COLUMNS = ROWS | WHOLE_ACCURACY
 ANALYSIS = Analysis(
     Options,
     table,
     draw_independence,
     digest,
+    COLUMNS,
     ("interference",),
     needs={"sublayers"},
     check=check,

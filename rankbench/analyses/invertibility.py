@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from rankbench.analyses.analysis import Analysis, Subject
+from rankbench.analyses.columns import LOSS_FALL
 from rankbench.analyses.lipschitz import contracted
 from rankbench.keys import ConfigError, key
 from rankbench.measures.attention_layer import attend, fresh_layer
@@ -73,18 +74,10 @@ def inputs_of(low: float, high: float, sequences: int, tokens: int, width: int, 
 
 @torch.no_grad()
 def table(subject: Subject, options: Options) -> pd.DataFrame:
-    """Rows: weights (trained | initialised | fresh), part, layer, attention, tokens, width, inputs (their range),
-    coefficient, iteration.
+    """A row for each iterate of an inversion, and for the input of each layer of a network that is inverted as a whole.
 
-    part: attention, g(x) = x + c f(x) inverted from g(x); or network, the inputs of layer `layer` computed from the
-    last state by undoing each sub-layer with this many iterations. A network has rows for the last iteration only,
-    with coefficient 1 and inputs `test`. error: largest |x^ - x| over sequences, tokens and coordinates;
-    relative_error: the same over the largest |x|; error_median: the median over sequences of the largest in each.
-    noise_floor: the rounding error of `error` (rankbench.measures.rounding; from the first 16 inputs); below_floor: 1
-    where error is no larger, else 0. For a trained model also loss_fall, see Subject.how_trained.
-
-    An error that does not vanish shows that the iteration does not invert g, so f is not a contraction. g may still
-    have an inverse.
+    A network has rows for the last iteration only. An error that does not vanish shows that the iteration does not
+    invert g, so f is not a contraction. g may still have an inverse.
     """
     rows: list[dict] = []
     if options.attentions:
@@ -104,7 +97,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
                     rows += _of_layer(attention, tokens, model.width, subject, options, axes)
             if options.network:
                 rows += [{"weights": weights} | row for row in _rows_of_network(model, subject, options)]
-    return pd.DataFrame(rows, columns=COLUMNS).assign(**subject.how_trained)
+    return pd.DataFrame(rows, columns=list(ROWS)).assign(**subject.how_trained)
 
 
 def _of_layer(
@@ -206,12 +199,6 @@ def digest(table: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
-COLUMNS = [
-    *("weights", "part", "layer", "attention", "tokens", "width", "inputs", "coefficient", "iteration"),
-    *("error", "relative_error", "error_median", "noise_floor", "below_floor"),
-]
-
-
 def check(subject: Subject, options: Options) -> None:
     """Raise ConfigError for a network that cannot be inverted here, or that is contractive for too few keys."""
     network = subject.network
@@ -226,11 +213,30 @@ def check(subject: Subject, options: Options) -> None:
     network.attentions[0].num_keys(max(options.tokens))
 
 
+ROWS = {
+    "weights": "trained, initialised, or fresh for the layers of the option `attentions`.",
+    "part": "attention: g(x) = x + c f(x) is inverted from g(x); network: the inputs of layer `layer` are computed "
+    "from the last state by undoing each sub-layer.",
+    "layer": "Number of the layer; 0 for fresh layers.",
+    "attention": "Kind of attention.",
+    "tokens": "Number of tokens of an input.",
+    "width": "Width of a token.",
+    "inputs": "Range of the inputs; test for a network, the test set.",
+    "coefficient": "c; 1 for a network.",
+    "iteration": "Number of iterations.",
+    "error": "Largest |x^ - x| over sequences, tokens and coordinates.",
+    "relative_error": "The same over the largest |x|.",
+    "error_median": "Median over sequences of the largest error in each.",
+    "noise_floor": "Rounding error of `error` (rankbench.measures.rounding), from the first 16 inputs.",
+    "below_floor": "1 where error is no larger, else 0.",
+}
+COLUMNS = ROWS | LOSS_FALL
 ANALYSIS = Analysis(
     Options,
     table,
     draw_invertibility,
     digest,
+    COLUMNS,
     ("coefficient", "iteration"),
     needs={"sublayers"},
     check=check,

@@ -15,8 +15,6 @@ from rankbench.measures.law import CLAIMED, LAWS
 from rankbench.plots.laws import draw_laws
 from rankbench.seeds import generator_for
 
-COLUMNS = ["setup", "curve", "parameter", "x", "value"]
-
 
 @dataclass(frozen=True)
 class Options:
@@ -44,12 +42,11 @@ class Options:
 
 
 def table(subject: Subject, options: Options) -> pd.DataFrame:
-    """Rows: law, setup (claimed | control), curve (closed form | simulated | network), parameter, x; column value.
+    """A row for each point of a curve. The subject's weights play no part.
 
     The closed form is for the claimed set-up; for the control, measured at the same parameters and x, it must be wrong.
-    The subject's weights play no part.
     """
-    rows = pd.DataFrame(_rows(subject, options), columns=COLUMNS).astype({"x": float})
+    rows = pd.DataFrame(_rows(subject, options), columns=list(POINTS)).astype({"x": float})
     rows.insert(0, "law", options.law)
     return rows
 
@@ -77,4 +74,12 @@ def digest(table: pd.DataFrame) -> str:
     )
 
 
-ANALYSIS = Analysis(Options, table, draw_laws, digest, ("law", "setup", "curve"), {"sublayers", "task"})
+POINTS = {
+    "setup": "claimed or control.",
+    "curve": "closed form, simulated or network.",
+    "parameter": "Name and value of the curve's parameter.",
+    "x": "What the law's figure has on its x axis.",
+    "value": "The number.",
+}
+COLUMNS = {"law": "Name of the law.", **POINTS}
+ANALYSIS = Analysis(Options, table, draw_laws, digest, COLUMNS, ("law", "setup", "curve"), {"sublayers", "task"})

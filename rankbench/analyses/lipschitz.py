@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from rankbench.analyses.analysis import Analysis, Subject
+from rankbench.analyses.columns import SPECIAL_TOKENS
 from rankbench.keys import ConfigError, key
 from rankbench.measures import lipschitz_bounds
 from rankbench.measures import lipschitz_of_networks as of_networks
@@ -76,24 +77,7 @@ class Options:
 
 
 def table(subject: Subject, options: Options) -> pd.DataFrame:
-    """Rows: weights (trained | initialised | fresh), part, layer, attention, tokens, p (2 or inf), quantity, kind,
-    value; of an ascent also start (1: the best of all starts) and step, both 0 elsewhere.
-
-    part: attention, block, network (layer 0: from the embedding to the state before the read-out) or the name of a
-    weight. kind: what `value` is to the Lipschitz constant: exact; bound, never below it; lower_bound, never above it;
-    estimate, neither. Quantities:
-
-    theorem: Kim et al., Theorem 3.2 as proved; for cosine attention rankbench.measures.lipschitz_bounds.cosine_bound
-    (inf: not Lipschitz, or no constant known); for blocks and networks the product of the parts' constants (Lemma 2.1).
-    theorem_printed: p = 2 as printed, an estimate. one_dimension: rankbench's own bound for one head of width 1. ball,
-    ball_castin: bounds for dot-product attention while all tokens are within `radius`. jacobian: the largest ||J||_p at
-    the test sequences, of the map on the tokens that count. local: the largest certificate there, over all tokens, a
-    bound on jacobian (not on other inputs). ascent, ascent_mirrored: the largest ||J||_p of the ascent so far.
-    spectral_norm: of a weight, by SVD. certificate, p = 2: a bound that holds while no embedded token is longer than
-    the longest in the test sequences; on this ball softmax attention is bounded, too
-    (rankbench.measures.lipschitz_of_networks.certificate). capped, p = 2: the theorem's bound on any network of this
-    shape whose matrices have no singular value above `cap`.
-    """
+    """A row for each bound, certificate and measurement, of attention, blocks, the network and its weights."""
     if options.layer is None:
         rows = list(_rows_of_subject(subject, options))
     else:
@@ -109,7 +93,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
             bounds = {norm: of_networks.theorem(masked, num_tokens, norm) for norm in options.norms}
             rows += [axes | row for row in _constants(masked, num_tokens, options, bounds)]
             rows += [axes | row for row in _ascents(masked, num_tokens, options, generator)]
-    whole = pd.DataFrame(rows, columns=COLUMNS).fillna({"start": 0, "step": 0}).astype({"start": int, "step": int})
+    whole = pd.DataFrame(rows, columns=list(ROWS)).fillna({"start": 0, "step": 0}).astype({"start": int, "step": int})
     return whole.assign(**subject.what_counts)
 
 
@@ -320,9 +304,6 @@ def digest(table: pd.DataFrame) -> str:
     return f"Lipschitz constants ({mean_of_seeds(table.seed.nunique())})\n{numbers.to_string()}"
 
 
-COLUMNS = ["weights", "part", "layer", "attention", "tokens", "p", "quantity", "kind", "start", "step", "value"]
-
-
 def check(subject: Subject, options: Options) -> None:
     """Raise ConfigError for several streams, too large a Jacobian, or a cap where it bounds nothing."""
     network, task = subject.network, subject.task
@@ -344,11 +325,36 @@ def check(subject: Subject, options: Options) -> None:
         )
 
 
+ROWS = {
+    "weights": "trained, initialised, or fresh for a layer of the option `layer`.",
+    "part": "attention, block, network (from the embedding to the state before the read-out), or the name of a weight.",
+    "layer": "Number of the layer; 0 for the network and for fresh layers.",
+    "attention": "Kind of attention.",
+    "tokens": "Number of tokens.",
+    "p": "Of the norm: 2 or inf.",
+    "quantity": "theorem: Kim et al., Theorem 3.2 as proved; for cosine attention "
+    "rankbench.measures.lipschitz_bounds.cosine_bound (inf: not Lipschitz, or no constant known); for blocks and "
+    "networks the product of the parts' constants (Lemma 2.1). theorem_printed: p = 2 as printed. one_dimension: "
+    "rankbench's own bound for one head of width 1. ball, ball_castin: for dot-product attention while all tokens are "
+    "within `radius`. jacobian: the largest ||J||_p at the test sequences, of the map on the tokens that count. "
+    "local: the largest certificate there, over all tokens, a bound on jacobian (not on other inputs). ascent, "
+    "ascent_mirrored: the largest ||J||_p of the ascent so far. spectral_norm: of a weight, by SVD. certificate: "
+    "holds while no embedded token is longer than the longest in the test sequences; on this ball softmax attention "
+    "is bounded, too (rankbench.measures.lipschitz_of_networks.certificate). capped: the theorem's bound on any "
+    "network of this shape whose matrices have no singular value above `cap`.",
+    "kind": "What `value` is to the Lipschitz constant. exact; bound: never below it; lower_bound: never above it; "
+    "estimate: neither.",
+    "start": "Of an ascent: number of the start, 1 the best of all; else 0.",
+    "step": "Of an ascent: its step; else 0.",
+    "value": "The number.",
+}
+COLUMNS = ROWS | SPECIAL_TOKENS
 ANALYSIS = Analysis(
     Options,
     table,
     draw_lipschitz,
     digest,
+    COLUMNS,
     ("quantity", "start"),
     needs={"sublayers"},
     check=check,

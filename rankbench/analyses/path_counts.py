@@ -32,11 +32,7 @@ class Options:
 
 
 def table(subject: Subject, options: Options) -> pd.DataFrame:
-    """Rows: architecture, path_length 0..L; columns layers, heads, log10_count, share, cumulative_share.
-
-    A path's length is the number of heads that it passes; log10_count is -inf if no path has the length (a network
-    without skips). share: of all paths; cumulative_share: of the paths up to this length. The weights play no part.
-    """
+    """A row for each length of each network. The weights play no part."""
     own_layers, own_heads, own_skip = subject.network.path_choices
     networks: list[tuple[str, int, int, bool]] = []
     for name in options.architectures:
@@ -68,4 +64,13 @@ def digest(table: pd.DataFrame) -> str:
     return f"paths by length\n{printed.to_string(index=False)}"
 
 
-ANALYSIS = Analysis(Options, table, draw_path_counts, digest, ("log10_count",), {"sublayers"}, most_panels=12)
+COLUMNS = {
+    "architecture": "Name of the network.",
+    "layers": "Number of layers.",
+    "heads": "Number of heads of each layer.",
+    "path_length": "Number of heads that a path passes, from 0 to layers.",
+    "log10_count": "log10 of the number of paths; -inf if none has the length (in a network without skips).",
+    "share": "Share of all paths.",
+    "cumulative_share": "Share of the paths up to this length.",
+}
+ANALYSIS = Analysis(Options, table, draw_path_counts, digest, COLUMNS, ("log10_count",), {"sublayers"}, most_panels=12)

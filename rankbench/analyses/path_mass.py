@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rankbench.analyses.analysis import Analysis, Subject, chunks
+from rankbench.analyses.columns import ATTENTION, SPECIAL_TOKENS
 from rankbench.analyses.spectrum import check
 from rankbench.keys import key
 from rankbench.measures.attention_matrices import attention_metrics
@@ -60,24 +61,11 @@ class Options:
 
 @torch.no_grad()
 def table(subject: Subject, options: Options) -> pd.DataFrame:
-    """Rows: part, a part of the output X_L: length (all paths of path_length), head (all paths through `head` of
-    `layer`), bias (what does not come from the input). Lengths and bias add up to X_L; heads overlap.
+    """A row for each part of the output X_L. Lengths and bias add up to X_L; heads overlap.
 
-    Columns: num_paths; mass, the part's Frobenius norm over that of X_L (mean over the sequences whose X_L is not zero;
-    num_undefined sequences have a zero X_L); below_floor, the share of the first 16 sequences, fewer for large modules,
-    whose part is no more than rounding (rankbench.measures.rounding); gradient_mass, the inner product
-    <d loss / d X_L, part> in nats per token: by how much the loss grows, to first order, if the part grows by 100 %
-    (negative: the part lowers the loss); loss_without and accuracy_without, of X_L less the part, read out: what is
-    left when these frozen paths are cut. gradient_below_floor and loss_below_floor are 1 where gradient_mass, or
-    loss_without - whole_loss, over these first sequences is no more than rounding, else 0. For heads also the ranks and
-    the residual of their attention, means over sequences (rankbench.measures.attention_matrices). Then the whole
-    network's loss and accuracy, the accuracy of the commonest class, and remainder, the largest
-    ||X_L - sum of lengths and bias|| / ||X_L|| of a sequence.
-
-    Of modules alone: parts of the output (of the logits, if there are any). layer is the depth of the attention. A bias
-    is a path that begins where it is added, of length 0 if it passes no head; there are no rows for biases. MLPs are
-    linear with frozen gates, whatever the option mlp says. Columns of loss and accuracy are nan without targets; there
-    are no baselines. weights: given, trained or initialised.
+    Of modules alone: X_L is the output (the logits, if there are any). A bias is a path that begins where it is added,
+    of length 0 if it passes no head; there are no rows for biases. MLPs are linear with frozen gates, whatever the
+    option mlp says.
     """
     return _of_network(subject, options) if subject.networks else _of_modules(subject, options)
 
@@ -119,7 +107,7 @@ def _of_network(subject: Subject, options: Options) -> pd.DataFrame:
 
 def _row(axes: dict, numbers: Mapping[str, Tensor], num_sequences: int) -> dict:
     """A part's row. numbers: sums over all sequences, or over their scored tokens, of what its columns are means of."""
-    row = dict.fromkeys(COLUMNS) | axes | {"num_undefined": int(numbers["num_undefined"])}
+    row = dict.fromkeys(PARTS) | axes | {"num_undefined": int(numbers["num_undefined"])}
     row["mass"] = (numbers["mass"] / (num_sequences - numbers["num_undefined"])).item()
     return row | {name: (numbers[name] / numbers["tokens"]).item() for name in SCORED}
 
@@ -313,13 +301,41 @@ def digest(table: pd.DataFrame) -> str:
     )
 
 
-COLUMNS = ["part", "path_length", "layer", "head", "num_paths", "mass", "gradient_mass", "loss_without"]
-COLUMNS += ["accuracy_without", *BELOW, "num_undefined", *RANKS]
+PARTS = {
+    "part": "length: all paths of path_length; head: all paths through `head` of `layer`; bias: what does not come "
+    "from the input.",
+    "path_length": "Number of heads that a path passes.",
+    "layer": "Number of the layer, from 1; of a module the depth of the attention.",
+    "head": "Number of the head, from 1.",
+    "num_paths": "Number of paths in the part.",
+    "mass": "Frobenius norm of the part over that of X_L; mean over the sequences whose X_L is not zero.",
+    "gradient_mass": "<d loss / d X_L, part> (nats per token): growth of the loss, to first order, if the part grows "
+    "by 100 %; negative: the part lowers the loss. nan without targets.",
+    "loss_without": "Loss of X_L less the part: what is left when these frozen paths are cut (nats per token); nan "
+    "without targets.",
+    "accuracy_without": "Accuracy of the same; nan without targets.",
+    "below_floor": "Share of the first 16 sequences, fewer for large modules, whose part is no more than rounding "
+    "(rankbench.measures.rounding).",
+    "gradient_below_floor": "1 where gradient_mass over these sequences is no more than rounding, else 0.",
+    "loss_below_floor": "1 where loss_without - whole_loss over these sequences is no more than rounding, else 0.",
+    "num_undefined": "Number of sequences whose X_L is zero.",
+    **{name: f"{ATTENTION[name]} Of heads of networks; mean over sequences." for name in RANKS},
+}
+COLUMNS = {
+    **PARTS,
+    **SPECIAL_TOKENS,
+    "whole_loss": "Loss of the whole network (nats per token); nan without targets.",
+    "whole_accuracy": "Accuracy of the whole network (share of tokens); nan without targets.",
+    "majority_accuracy": "Accuracy of the commonest class. No column for modules alone.",
+    "remainder": "Largest ||X_L - sum of lengths and bias|| / ||X_L|| of a sequence.",
+    "weights": "Of modules alone: given, trained or initialised. Of others the trained network is measured, if any.",
+}
 ANALYSIS = Analysis(
     Options,
     table,
     draw_path_mass,
     digest,
+    COLUMNS,
     ("gradient_mass",),
     needs={"attention"},
     check=check,

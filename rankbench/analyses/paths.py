@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from rankbench.analyses.analysis import Analysis, Subject, chunks
+from rankbench.analyses.columns import SPECIAL_TOKENS, WHOLE_ACCURACY
 from rankbench.keys import key
 from rankbench.measures.dong_theory import length_share, num_paths
 from rankbench.measures.frozen_network import FrozenNetwork, sums_by_length
@@ -55,24 +56,9 @@ class Options:
 
 @torch.no_grad()
 def table(subject: Subject, options: Options) -> pd.DataFrame:
-    """Rows: scheme, selection, path_length, subset_size, repeat; one row for each sum of paths that was read out.
+    """A row for each sum of paths that was read out: of all paths of a length, or of a random subset.
 
-    selection=all sums every path of the length (subset_size and repeat empty), sampled a random subset. Columns:
-    accuracy (share of tokens), loss (nats per token), relative_residual of the sum (mean over the sequences whose sum
-    is not zero; num_undefined sequences have a zero sum), norm_share (Frobenius norm of the sum over that of all
-    lengths and the bias together; selection=all), num_paths in the sum, remainder (largest over sequences of
-    ||state - sum of all lengths - bias|| / ||state||; frozen, all).
-
-    Over the first 16 sequences, fewer for large modules: relative_noise_floor, the rounding error of relative_residual
-    (rankbench.measures.rounding); below_floor, the share whose residual is no larger; sum_below_floor, the share whose
-    whole sum is no more than rounding, so that its accuracy, loss and norm_share say nothing. Then path_share (share of
-    all paths that have this length), bias_norm_share, readout and, measured on the same sequences, the baselines: whole
-    network, commonest class, commonest class of each position, and (networks without positions and masks) the ceiling
-    that repeated tokens set.
-
-    Of modules alone: the rows scheme=frozen, selection=all, for the output (the logits, if there are any) as sums over
-    all paths of a length. Biases count as paths. Accuracy and loss are nan without targets; all baselines except the
-    whole network are always nan. weights: given, trained or initialised.
+    Of modules alone: frozen sums of all paths, of the output (of the logits, if there are any); biases count as paths.
     """
     return _of_network(subject, options) if subject.networks else _of_modules(subject, options)
 
@@ -261,7 +247,7 @@ def _sampled(subject: Subject, options: Options) -> tuple[list[tuple[int, int, i
 
 def _row(scheme: str, selection: str, length: int, path_share: float) -> dict:
     axes = {"scheme": scheme, "selection": selection, "path_length": length}
-    return dict.fromkeys(COLUMNS) | axes | {"path_share": path_share}
+    return dict.fromkeys(SUMS) | axes | {"path_share": path_share}
 
 
 def _of_modules(subject: Subject, options: Options) -> pd.DataFrame:
@@ -326,20 +312,50 @@ def digest(table: pd.DataFrame) -> str:
 
 
 FLOORS = ("relative_noise_floor", "below_floor", "sum_below_floor")
-COLUMNS = [
-    *("scheme", "selection", "path_length", "subset_size", "repeat"),
-    *("accuracy", "loss", "relative_residual", "norm_share", "num_paths", "remainder", "path_share"),
-    *("bias_norm_share", "num_undefined"),
-    *FLOORS,
-]
 NUMBERS_AT_A_TIME = 1 << 25  # in the sums of all groups: 256 MiB of float64
 # Largest remainder that rounding explains, with a margin of 10^4 on what a few hundred additions lose.
 LARGEST_REMAINDER = {torch.float64: 1e-10, torch.float32: 1e-3}
+
+
+SUMS = {
+    "scheme": "frozen (attention weights, norm scales and gates of the full forward pass) or recomputed.",
+    "selection": "all: every path of the length; sampled: a random subset.",
+    "path_length": "Number of heads that a path passes.",
+    "subset_size": "Number of paths that were drawn; empty for all.",
+    "repeat": "Number of the subset, from 0; empty for all.",
+    "accuracy": "Share of tokens; nan without targets.",
+    "loss": "Nats per token, or squared error; nan without targets.",
+    "relative_residual": "Of the sum; mean over the sequences whose sum is not zero.",
+    "norm_share": "Frobenius norm of the sum over that of all lengths and the bias together; of all paths alone.",
+    "num_paths": "Number of paths in the sum.",
+    "remainder": "Largest ||state - sum of all lengths - bias|| / ||state|| of a sequence; of frozen sums of all "
+    "paths.",
+    "path_share": "Share of all paths that have this length.",
+    "bias_norm_share": "norm_share of the bias.",
+    "num_undefined": "Number of sequences whose sum is zero.",
+    "relative_noise_floor": "Rounding error of relative_residual over the first 16 sequences, fewer for large modules "
+    "(rankbench.measures.rounding).",
+    "below_floor": "Share of these sequences whose residual is no larger than its rounding error.",
+    "sum_below_floor": "Share of these sequences whose whole sum is no more than rounding, so that its accuracy, loss "
+    "and norm_share say nothing.",
+}
+COLUMNS = {
+    **SUMS,
+    "readout": "Whether the last norm is applied to the sum before the read-out: normalised or raw.",
+    **SPECIAL_TOKENS,
+    **WHOLE_ACCURACY,
+    "whole_loss": "Loss of the whole network, on the same sequences.",
+    "majority_accuracy": "Accuracy of the commonest class; nan for modules alone.",
+    "position_majority_accuracy": "Accuracy of the commonest class of each position; nan for modules alone.",
+    "ceiling_accuracy": "Best accuracy that repeated tokens allow. Of networks without positions and masks alone.",
+    "weights": "Of modules alone: given, trained or initialised. Of others the trained network is measured, if any.",
+}
 ANALYSIS = Analysis(
     Options,
     table,
     draw_paths,
     digest,
+    COLUMNS,
     ("scheme", "selection"),
     needs={"attention"},
     check=check,

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from rankbench.analyses.analysis import Analysis, Subject, chunks
+from rankbench.analyses.columns import SPECIAL_TOKENS, WHOLE_ACCURACY
 from rankbench.keys import ConfigError, key
 from rankbench.measures.dong_theory import num_paths
 from rankbench.measures.frozen_network import FrozenNetwork, sums_by_last_head
@@ -57,15 +58,10 @@ class Options:
 
 @torch.no_grad()
 def table(subject: Subject, options: Options) -> pd.DataFrame:
-    """Rows: order (greedy | norm | random), repeat (of random only), kept: the read-out of the bias term and the first
-    `kept` parts of the order. kept=0 is the bias term alone, the largest kept the whole network. parts says what the
-    parts are: path, single paths; last_head, all paths with the same last head, and the path without heads; length,
-    all paths of one length.
+    """A row for each number of parts that are kept: the read-out of the bias term and the first `kept` parts of an
+    order.
 
-    greedy adds the part that gives the lowest loss on the selection sequences; norm takes parts by the Frobenius norm
-    of their outputs there, largest first. Columns: kept_share (of all parts), accuracy (share of tokens), loss (per
-    token), path_length (mean over the kept parts of the mean length of their paths); then the numbers of the whole
-    network and of the commonest class. A read-out that is not linear reads each sum as it is; nothing in it is frozen.
+    A read-out that is not linear reads each sum as it is; nothing in it is frozen.
     """
     model = subject.network
     number = _check_number(model, options)
@@ -274,11 +270,28 @@ def digest(table: pd.DataFrame) -> str:
     )
 
 
+COLUMNS = {
+    "order": "greedy: adds the part that gives the lowest loss on the selection sequences; norm: by the Frobenius "
+    "norm of the parts' outputs there, largest first; random.",
+    "repeat": "Number of the random order, from 0; empty for the others.",
+    "kept": "Number of parts that are kept. 0: the bias term alone; the largest: the whole network.",
+    "kept_share": "The same over the number of all parts.",
+    "accuracy": "Share of tokens.",
+    "loss": "Nats per token, or squared error.",
+    "path_length": "Mean over the kept parts of the mean length of their paths; empty if none is kept.",
+    "parts": "What the parts are. path: single paths; last_head: all paths with the same last head, and the path "
+    "without heads; length: all paths of one length.",
+    **SPECIAL_TOKENS,
+    **WHOLE_ACCURACY,
+    "whole_loss": "Loss of the whole network.",
+    "majority_accuracy": "Accuracy of the commonest class.",
+}
 ANALYSIS = Analysis(
     Options,
     table,
     draw_pruning,
     digest,
+    COLUMNS,
     ("kept_share",),
     needs={"sublayers"},
     check=check,

@@ -47,18 +47,7 @@ class Options:
 
 
 def table(subject: Subject, options: Options) -> pd.DataFrame:
-    """Rows: quantity, form, kind (formula | measured), dimension, rank, heads; columns value, standard_error (of a
-    measured value; 0 for a formula; never nan).
-
-    error: squared error summed over coordinates. Forms: bound_sharp, bound_slide, bound_any (lower bounds); generalised
-    (random maps of rank r, each with the best function of y and of what it sees of the points, as the bounds allow);
-    for random rank-1 hardmax heads equal_weights, optimal_weights (this seed's heads, solved exactly) and
-    majority_vote; construction (the vote as a network of two layers); full_rank (one head, hardmax). fewest_heads:
-    `heads` is the number of heads that the bound requires for the error `value`. right: how often one random rank-1
-    head is right. attention_matrix:
-    relative Frobenius error at rank r of random row-stochastic matrices of `dimension` tokens. sparse_margin: by how
-    much the score of one of `dimension` random keys of width r can exceed those of the others.
-    """
+    """A row for each number that a formula or an experiment gives."""
     rows = [*_bounds(options), *_random_heads(subject.network.cfg, subject.seed, options)]
     rows += [*_generalised_heads(subject.seed, options), *_matrices(subject.seed, options)]
     return pd.DataFrame(rows).astype({"heads": float})
@@ -227,11 +216,28 @@ def digest(table: pd.DataFrame) -> str:
     )
 
 
+COLUMNS = {
+    "quantity": "error: squared error summed over coordinates; fewest_heads: `heads` is the number of heads that the "
+    "bound requires for the error `value`; right: how often one random rank-1 head is right; attention_matrix: "
+    "relative Frobenius error at rank r of random row-stochastic matrices of `dimension` tokens; sparse_margin: by "
+    "how much the score of one of `dimension` random keys of width r can exceed those of the others.",
+    "form": "bound_sharp, bound_slide, bound_any: lower bounds; generalised: random maps of rank r, each with the "
+    "best function of y and of what it sees of the points, as the bounds allow; of random rank-1 hardmax heads "
+    "equal_weights, optimal_weights (this seed's heads, solved exactly) and majority_vote; construction: the vote as "
+    "a network of two layers; full_rank: one head, hardmax.",
+    "kind": "formula or measured.",
+    "dimension": "Dimension of the points, or number of tokens.",
+    "rank": "Rank of a head.",
+    "heads": "Number of heads.",
+    "value": "The number.",
+    "standard_error": "Of a measured value; 0 for a formula; never nan.",
+}
 ANALYSIS = Analysis(
     Options,
     table,
     draw_rank_theory,
     digest,
+    COLUMNS,
     ("quantity", "form"),
     needs={"sublayers", "task"},
     drawn_apart=("dimension", "rank", "heads"),

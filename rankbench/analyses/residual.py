@@ -12,6 +12,17 @@ import torch
 from torch import Tensor
 
 from rankbench.analyses.analysis import Analysis, Subject
+from rankbench.analyses.columns import (
+    ATTENTION,
+    ATTENTION_FLOORS,
+    OF_CLASSIFIER,
+    SPECIAL_TOKENS,
+    SPREAD,
+    STATE_FLOORS,
+    STATES,
+    VARIANT,
+    WEIGHTS,
+)
 from rankbench.analyses.variants import VARIANTS, VariantOptions
 from rankbench.keys import key
 from rankbench.measures.by_layer import metrics_by_layer, metrics_in_view, moments
@@ -50,23 +61,12 @@ class Options(VariantOptions):
 
 
 def table(subject: Subject, options: Options) -> pd.DataFrame:
-    """Rows: weights (trained | initialised), variant, view, layer, sublayer, head; columns: metric, metric_sd.
+    """A row for each state, and for each head's P.
 
-    view: all, without_sinks, unit_length, or without the tokens of a kind (rankbench.measures.token_views). sublayer:
-    input (the embedding, layer 0), attention or mlp (the state after it, layers 1..L), weights (metrics of P, from its
-    rows for the queries that count, over their sums if these are not 1; a row of the table for each head; view all).
-
-    A metric is the mean over the sequences for which it is defined, metric_sd their sample standard deviation;
-    num_undefined sequences lack one metric or more (by_layer.moments). noise_floor is the rounding error of the
-    residual (rankbench.measures.rounding), relative_noise_floor the same over ||X||, below_floor the share of sequences
-    whose residual is no larger: such a residual is rounding, not a measurement. Rows of a head have the same for P:
-    attention_noise_floor and so on. For a trained classifier also whole_accuracy, the trained network's on the whole
-    test set (share of tokens).
-
-    Of modules alone: variant is full, as no parts can be taken out of them. sublayer: input (what enters the first
-    layer) or layer (what a layer returns; rankbench.measures.module_states). submodule: the layer's name in the module;
-    for a network of one layer, check that this submodule contains its skip. Layers without attention count if they
-    stand in one list with the others.
+    Metrics are means over the sequences for which they are defined. Networks of sub-layers have the state after every
+    sub-layer, also with parts taken out, and every P; other modules have what every layer returns
+    (rankbench.measures.module_states). Layers without attention count if they stand in one list with the others.
+    Metrics of P take its rows for the queries that count, over their sums if these are not 1.
     """
     rows_of = _rows_of_networks if subject.networks else _rows_of_modules
     return pd.DataFrame(rows_of(subject, options)).assign(**whole_accuracy(subject), **subject.what_counts)
@@ -177,11 +177,33 @@ def _disagreements(last: pd.DataFrame) -> list[str]:
     return lines
 
 
+COLUMNS = {
+    **WEIGHTS,
+    **VARIANT,
+    "view": "Tokens that are measured: all, without_sinks, unit_length, or without those of a kind "
+    "(rankbench.measures.token_views).",
+    "layer": "0: what enters the first layer; else the number of the layer.",
+    "sublayer": "Where: input; attention or mlp, the state after it; layer, the state that a module's layer returns; "
+    "weights, P of one head.",
+    "head": "Number of the head, from 1; empty for states.",
+    "submodule": "Name of the layer in a module. In a module of one layer, check that it contains the skip.",
+    "dtype": "Floating-point format of the weights.",
+    **STATES,
+    **STATE_FLOORS,
+    "num_sinks": "Number of tokens that the view without_sinks leaves out.",
+    "num_undefined": "Number of sequences that lack one metric or more.",
+    **ATTENTION,
+    **ATTENTION_FLOORS,
+    **SPREAD,
+    **OF_CLASSIFIER,
+    **SPECIAL_TOKENS,
+}
 ANALYSIS = Analysis(
     Options,
     table,
     draw_residual,
     digest,
+    COLUMNS,
     ("variant", "sublayer"),
     needs={"attention"},
     check=check,

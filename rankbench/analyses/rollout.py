@@ -10,6 +10,7 @@ import pandas as pd
 import torch
 
 from rankbench.analyses.analysis import Analysis, Subject
+from rankbench.analyses.columns import WEIGHTS
 from rankbench.keys import ConfigError, key
 from rankbench.model.transformer import Transformer
 from rankbench.plots.rollout import draw_rollout
@@ -30,18 +31,9 @@ class Options:
 
 
 def table(subject: Subject, options: Options) -> pd.DataFrame:
-    """Rows: weights (trained | initialised), step, token (1, 2); in float64, from the start of the arcs.
+    """A row for each token at each step, in float64, from the start of the arcs. Lengths are in units of the radius.
 
-    x, y: the token's position. distance: between the tokens. error: distance to the token's true position, on the arc
-    or past its end round the circle. All in units of the radius. A run that diverges ends early. below_floor: 1 where
-    only rounding is left of the distance (a share of 1e-12 of the first one), else 0.
-
-    The same in all rows of a network: skip and mlp (whether it has them); one_step_error, of the trained step: the root
-    mean square distance of predicted and true next positions over the length of a step (1: no better than standing
-    still); collapsed: 1 if the last distance is below collapsed_below of the first, else 0; escaped: 1 if a token is
-    beyond ESCAPED radii at the end, else 0; half_step: the first step with at most half the first distance (nan: none);
-    log10_distance_slope: least-squares slope per step of the logarithm of the distance, up to the step at which only
-    rounding is left of it.
+    A run that diverges ends early.
     """
     task = subject.task
     steps = task.points if options.steps is None else options.steps
@@ -134,4 +126,23 @@ def check(subject: Subject, _: Options) -> None:
         )
 
 
-ANALYSIS = Analysis(Options, table, draw_rollout, digest, ("half_step",), {"sublayers", "task"}, check)
+COLUMNS = {
+    **WEIGHTS,
+    "step": "Number of times that the network was applied.",
+    "token": "1 or 2.",
+    "x": "The token's position.",
+    "y": "The token's position.",
+    "distance": "Distance between the tokens.",
+    "below_floor": "1 where only rounding is left of the distance (1e-12 of the first one), else 0.",
+    "error": "Distance to the token's true position, on the arc or past its end round the circle.",
+    "skip": "Whether the network has skips. This and the next ones are the same in all rows of a network.",
+    "mlp": "Whether it has MLPs.",
+    "one_step_error": "Of the trained step: root mean square distance of predicted and true next positions over the "
+    "length of a step. 1: no better than standing still.",
+    "collapsed": "1 if the last distance is below the option collapsed_below of the first, else 0.",
+    "escaped": "1 if a token is beyond 100 radii at the end, else 0.",
+    "half_step": "First step with at most half the first distance; nan: none.",
+    "log10_distance_slope": "Least-squares slope per step of log10 of the distance, up to the step at which only "
+    "rounding is left of it.",
+}
+ANALYSIS = Analysis(Options, table, draw_rollout, digest, COLUMNS, ("half_step",), {"sublayers", "task"}, check)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rankbench.analyses.analysis import Analysis, Subject
+from rankbench.analyses.columns import WEIGHTS
 from rankbench.keys import ConfigError, key
 from rankbench.model.lstm import Lstm
 from rankbench.model.transformer import Transformer
@@ -30,9 +31,7 @@ class Options:
 
 
 def table(subject: Subject, options: Options) -> pd.DataFrame:
-    """Rows: weights (trained | initialised), temperature, sample (from 1); columns: text, ended (whether the sentence
-    ended within task.length_limit), log_likelihood (nats, of the characters that the model wrote, at temperature 1)
-    and characters (how many it wrote, the end included)."""
+    """A row for each sentence."""
     task = subject.task
     begin_N = torch.tensor([len(task.alphabet), *_begin(task, options)])
     rows = []
@@ -97,4 +96,13 @@ def _begin(task: CharLm, options: Options) -> list[int]:
     return begin
 
 
-ANALYSIS = Analysis(Options, table, None, digest, ("log_likelihood",), {"task"}, check)
+COLUMNS = {
+    **WEIGHTS,
+    "temperature": "Divides the logits.",
+    "sample": "Number of the sentence, from 1.",
+    "text": "The sentence.",
+    "ended": "Whether it ended within task.length_limit.",
+    "log_likelihood": "Of the characters that the network wrote, at temperature 1 (nats).",
+    "characters": "How many it wrote, the end included.",
+}
+ANALYSIS = Analysis(Options, table, None, digest, COLUMNS, ("log_likelihood",), {"task"}, check)

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from rankbench.analyses.analysis import Analysis, Subject
+from rankbench.analyses.columns import SPECIAL_TOKENS, WEIGHTS
 from rankbench.keys import ConfigError, key
 from rankbench.measures.module_paths import check_sums, norms, of_counted, parts_with_floors, recorded, scores
 from rankbench.measures.module_reading import ReadModule
@@ -53,26 +54,10 @@ class Options:
 
 @torch.no_grad()
 def table(subject: Subject, options: Options) -> pd.DataFrame:
-    """Rows: weights, of, part, path_length k. S_k sums all paths of k heads to X.
+    """A row for each length k, and one for the part of X that depends on no input.
 
-    of: what X is. states: the last states, which the output is read out of (of a public checkpoint, what its body
-    returns; else what the last map of weights reads); logits: the output less its mean over the classes, as a softmax
-    sees it, if targets are classes or the output is called logits; output: the output as it is. The first of these that
-    there is, is the headline. part: length; or constant, the part of X that depends on no input (biases, shifts,
-    positions), which the lengths contain: paths that begin at a bias count from there.
-
-    Columns, each a mean over the sequences with <column>_low and <column>_high, a 95 % bootstrap interval over them
-    (nan for one sequence): mass, ||S_k||_F / ||X||_F; share, <S_k, X> / ||X||_F^2, which sums to 1; error_upto,
-    ||X - (S_0 + ... + S_k)||_F / ||X||_F; these three over the sequences whose X is not zero (num_undefined of
-    num_sequences are left out); loss_upto (nats per scored token) and accuracy_upto of the output's S_0 + ... + S_k,
-    whatever X is; nan without targets.
-
-    num_paths: sequences of k heads on the network's own graph. below_floor: the share of the first 16 sequences, fewer
-    for large modules, whose S_k is no more than rounding (rankbench.measures.rounding). remainder: the largest
-    ||X - sum_k S_k|| / ||X|| of a batch; error_below_floor: 1 where error_upto is at most ten remainders, as at the
-    largest length, else 0. Then whole_loss and whole_accuracy of X. frozen: all parts that were held fixed; for a
-    product of two activations, which factor, and the call that made it. measured: the tensor, by its name in the
-    module.
+    S_k sums all paths of k heads to X. Each number is a mean over sequences. X is of the first of these kinds that
+    there is in the figure: states, logits, output.
     """
     # All calls of a network of sub-layers are known to be followed: sums that miss its output magnify rounding, which
     # their remainder says.
@@ -111,7 +96,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
                     numbers_B = values.numbers[f"constant_{name}"][0][defined_B]
                     row |= _interval(name, numbers_B, options.resamples)
                 rows.append(row | same)
-    return pd.DataFrame(rows, columns=COLUMNS).assign(**subject.what_counts)
+    return pd.DataFrame(rows, columns=list(ROWS)).assign(**subject.what_counts)
 
 
 class _Values(NamedTuple):
@@ -238,23 +223,55 @@ def check(subject: Subject, _: Any) -> None:
         check_sums(subject.reads)
 
 
-COLUMNS = ["weights", "of", "part", "path_length", "num_paths"]
-COLUMNS += [f"{name}{end}" for name in MEASURED for end in ("", "_low", "_high")]
-COLUMNS += [
-    "below_floor",
-    "error_below_floor",
-    "remainder",
-    *WHOLE,
-    "num_sequences",
-    "num_undefined",
-    "frozen",
-    "measured",
-]
+def _with_interval(columns: dict[str, str]) -> dict[str, str]:
+    """The columns, each with the ends of its interval."""
+    ends = {"": None, "_low": "lower", "_high": "upper"}
+    of_interval = "End of the 95 % bootstrap interval over sequences, the {}; nan for one sequence."
+    return {
+        f"{name}{suffix}": text if end is None else of_interval.format(end)
+        for name, text in columns.items()
+        for suffix, end in ends.items()
+    }
+
+
+ROWS = {
+    **WEIGHTS,
+    "of": "What X is. states: the last states, which the output is read out of (of a public checkpoint what its body "
+    "returns, else what the last map of weights reads); logits: the output less its mean over the classes, as a "
+    "softmax sees it; output: the output as it is.",
+    "part": "length; or constant, the part of X that depends on no input (biases, shifts, positions) and that the "
+    "lengths contain.",
+    "path_length": "k. Embeddings, and biases that pass no head, are of length 0.",
+    "num_paths": "Number of sequences of k heads on the network's own graph.",
+    **_with_interval(
+        {
+            "mass": "||S_k||_F / ||X||_F, over the sequences whose X is not zero.",
+            "share": "<S_k, X> / ||X||_F^2, which sums to 1, over the same sequences.",
+            "error_upto": "||X - (S_0 + ... + S_k)||_F / ||X||_F, over the same sequences.",
+            "loss_upto": "Loss of S_0 + ... + S_k of the output, whatever X is (nats per scored token); nan without "
+            "targets.",
+            "accuracy_upto": "Accuracy of the same; nan without targets.",
+        }
+    ),
+    "below_floor": "Share of the first 16 sequences, fewer for large modules, whose S_k is no more than rounding "
+    "(rankbench.measures.rounding).",
+    "error_below_floor": "1 where error_upto is at most ten remainders, as at the largest length, else 0.",
+    "remainder": "Largest ||X - sum_k S_k|| / ||X|| of a batch.",
+    "whole_loss": "Loss of the output; nan without targets.",
+    "whole_accuracy": "Accuracy of the output; nan without targets.",
+    "num_sequences": "Number of sequences.",
+    "num_undefined": "Number of sequences whose X is zero.",
+    "frozen": "All parts that were held fixed; of a product of two activations which factor, and the call that made "
+    "it.",
+    "measured": "Name of the measured tensor in the module.",
+}
+COLUMNS = ROWS | SPECIAL_TOKENS
 ANALYSIS = Analysis(
     Options,
     table,
     draw_spectrum,
     digest,
+    COLUMNS,
     ("error_upto",),
     needs={"attention"},
     check=check,

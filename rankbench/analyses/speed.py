@@ -34,12 +34,11 @@ class Options:
 
 
 def table(subject: Subject, options: Options) -> pd.DataFrame:
-    """Rows: step, tokens (of its batch); columns: seconds of a training step of this network, seconds_dot of one of the
-    same network with dot products on the same batch. The same in all rows: variant (model.name), layers, width.
+    """A row for each step. Both networks take turns in one process.
 
-    Both networks take turns in one process. On a CPU seconds are CPU time, which other processes on the machine hardly
-    change; on a GPU they are the time between two events of the device. A step is a forward pass, its gradients, and an
-    update by Adam, in float32, without dropout. The times of dot products against themselves show the noise.
+    On a CPU seconds are CPU time, which other processes on the machine hardly change; on a GPU they are the time
+    between two events of the device. A step is a forward pass, its gradients, and an update by Adam, in float32,
+    without dropout. The times of dot products against themselves show the noise.
     """
     cfg = subject.network.cfg
     dot = initial_model(dataclasses.replace(cfg, **DOT), subject.task, subject.seed)
@@ -92,11 +91,21 @@ def digest(table: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
+COLUMNS = {
+    "step": "Number of the step, from 1.",
+    "tokens": "Number of scored tokens of its batch.",
+    "seconds": "Of a training step of this network.",
+    "seconds_dot": "Of one of the same network with dot products, on the same batch.",
+    "variant": "model.name.",
+    "layers": "Number of layers.",
+    "width": "Width of the network.",
+}
 ANALYSIS = Analysis(
     Options,
     table,
     draw_speed,
     digest,
+    COLUMNS,
     ("seconds_dot",),
     needs={"sublayers", "task"},
     lines="variant",

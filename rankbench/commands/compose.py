@@ -89,6 +89,7 @@ def load_plugins(names: Iterable[str] = ()) -> None:
         from rankbench.judging import CLAIMS, PAPERS, Claim
         from rankbench.measures.law import LAWS, Law
         from rankbench.model.weightings import ATTENTIONS, Weighting
+        from rankbench.runs.tables import MEANINGS
         from rankbench.tasks import TASKS
         from rankbench.training.optimizers import OPTIMIZERS
 
@@ -98,6 +99,7 @@ def load_plugins(names: Iterable[str] = ()) -> None:
         registries |= {"CLAIMS": (CLAIMS, Claim), "LAWS": (LAWS, Law), "PAPERS": (PAPERS, str)}
         plugins.load(registries)
         config.ATTENTIONS[:], config.OPTIMIZERS[:] = ATTENTIONS, OPTIMIZERS
+        MEANINGS.update({name: analysis.columns for name, analysis in ANALYSES.items()})
 
 
 def compose(command: str, *words: str) -> Config:

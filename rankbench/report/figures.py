@@ -256,7 +256,7 @@ def redraw(
 
 
 def _fitting(table: pd.DataFrame) -> list[str]:
-    return [name for name, kind in ANALYSES.items() if set(kind.columns) <= set(table.columns)]
+    return [name for name, kind in ANALYSES.items() if set(kind.recognised_by) <= set(table.columns)]
 
 
 def analysis_of(table: pd.DataFrame) -> str:

@@ -24,7 +24,7 @@ from rankbench.report.jobs import (
 )
 from rankbench.report.study import is_done
 from rankbench.runs.run import OBSERVED, Run
-from rankbench.runs.tables import RUN_COLUMNS, over_seeds, with_errors
+from rankbench.runs.tables import RUN_COLUMNS, column_help, over_seeds, with_errors
 
 
 @dataclass(frozen=True)
@@ -77,11 +77,12 @@ class Runs:
         return self._labelled(_final_numbers(names, statuses, values), "sweep")
 
     def _labelled(self, table: pd.DataFrame, name: str) -> pd.DataFrame:
-        """Convert the values of varied keys to numbers where possible, and put the table's name into `attrs`."""
+        """Convert the values of varied keys to numbers where possible; put the table's name, and what its columns mean,
+        into `attrs`."""
         for key in self.keys:
             with suppress(ValueError):
                 table[key] = pd.to_numeric(table[key].replace("", None))
-        table.attrs = {"analysis": name, "varied": list(self.keys)}
+        table.attrs = {"analysis": name, "varied": list(self.keys), "columns": column_help(name, table)}
         return table
 
 

@@ -23,7 +23,7 @@ from rankbench.config import BaseConfig, TrainConfig, conf_dir
 from rankbench.keys import ConfigError, closest, escaped, of_schema
 from rankbench.runs.files import OUTPUTS, naming, regular, sync, write_json, write_text
 from rankbench.runs.records import checksum, read_json, read_yaml
-from rankbench.runs.tables import RUN_COLUMNS, read_table
+from rankbench.runs.tables import RUN_COLUMNS, column_help, read_table
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -128,7 +128,8 @@ class Run:
     def table(self, name: str) -> pd.DataFrame:
         """Read a table from the run's folder: that of an analysis, as in table("paths"), or `verdicts`, or `layers`.
 
-        Its `attrs["analysis"]` is the name. ConfigError if there is no such table.
+        Its `attrs["analysis"]` is the name, `attrs["columns"]` what its columns mean. ConfigError if there is no such
+        table.
         """
         path = regular(self.folder / f"{name}.csv")
         if not path.exists():
@@ -140,7 +141,7 @@ class Run:
         table = read_table(path, grows=name in GROWING)
         if name in GROWING:
             _check_growing(table, path)
-        table.attrs["analysis"] = name
+        table.attrs |= {"analysis": name, "columns": column_help(name, table)}
         return table
 
     @property

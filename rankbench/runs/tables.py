@@ -2,7 +2,9 @@
 
 import io
 import math
+import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,26 @@ from rankbench.keys import ConfigError
 from rankbench.runs.files import LARGEST_TABLE, bounded, write_text
 from rankbench.runs.intervals import half_width, interval95
 
-RUN_COLUMNS = ["run", "task", "model", "seed"]
+RUN = {  # the columns that every table begins with, and what they mean
+    "run": "Name of the run's folder; `fresh` for untrained networks; else the network as it was named.",
+    "task": "Name of the task, or of the inputs.",
+    "model": "Name of the model.",
+    "seed": "Seed of weights, data and all other draws.",
+}
+RUN_COLUMNS = list(RUN)
+MEANINGS: dict[str, Mapping[str, str]] = {}  # of the other columns of each table; whoever writes a table adds them
+
+
+def column_help(name: str, table: pd.DataFrame) -> dict[str, str]:
+    """What each column of a table means; without those that are not described, such as a sweep's keys."""
+    described = {**RUN, **MEANINGS.get(name, {})}
+    known = {column: column if column in described else family(str(column)) for column in table}
+    return {column: described[known[column]] for column in table if known[column] in described}
+
+
+def family(column: str) -> str:
+    """The name under which columns of a kind are described once: sigma_<k> for sigma_3, <column>_sd for residual_sd."""
+    return re.sub(r"\d+$", "<k>", re.sub(r".+_sd$", "<column>_sd", column))
 
 
 def with_who(table: pd.DataFrame, **who: str | int) -> pd.DataFrame:

@@ -91,7 +91,7 @@ class Options:
 
 
 def table(subject: Subject, options: Options) -> pd.DataFrame:
-    """Rows: weights, parameter. weight_size: its norm."""
+    """A row for each parameter."""
     return pd.DataFrame(
         {"weights": weights, "parameter": name, "weight_size": value.norm(options.power).item()}
         for weights, module in subject.modules.items()
@@ -164,9 +164,14 @@ SMALL_WEIGHTS = Claim(
     published=printed,
 )
 
+COLUMNS = {
+    "weights": "trained or initialised; of a user's module given.",
+    "parameter": "Name of the parameter.",
+    "weight_size": "Its norm.",
+}
 TASKS = {"letter_count": LetterCount, "modular_addition": ModularAddition}
 ATTENTIONS = {"inverse_square": InverseSquare()}
-ANALYSES = {"weight_sizes": Analysis(Options, table, None, digest, ("weight_size",))}
+ANALYSES = {"weight_sizes": Analysis(Options, table, None, digest, COLUMNS, ("weight_size",))}
 OPTIMIZERS = {"sign_sgd": lambda cfg, parameters, rows: SignSgd(parameters, {"lr": cfg.lr})}
 PAPERS = {"Nobody 2026": "Counting letters with one head"}
 LAWS = {"letters_alike": Law({"samples": 40_000}, predicted, "letters in the alphabet", "chance", simulated=simulated)}
