@@ -176,7 +176,8 @@ def test_damaged_weights_of_a_finished_run_are_written_again_from_its_state(cfg,
     DAMAGES_OF_WEIGHTS[damage](path)
     with pytest.raises(ConfigError) as error:
         subjects_of_run(Run(path.parent), Machine.prepare(compose("analyze")))
-    one_line(error, f"{path}: {'missing' if damage == 'gone' else 'changed since the training ended; '}")
+    what = "missing, though" if damage == "gone" else "changed since"
+    one_line(error, f"{path}: {what} the training ended; put back the file that was there, or ")
     train(cfg, Run(path.parent))
     assert path.read_bytes() == whole
 

@@ -10,6 +10,7 @@ import pytest
 import scipy
 import torch
 import torch.nn.functional as F
+from command_line import rankbench as called
 from command_line import refused, succeeds
 from safetensors.torch import save_file
 from torch import nn
@@ -557,7 +558,17 @@ def test_an_npy_larger_than_the_memory_is_one_line_with_its_size(tmp_path):
     (tmp_path / "x.npy").write_bytes(npy(SHAPED % b"(400000, 500000)"))
     (tmp_path / "mine.py").write_text("import torch\ndef build(): return torch.nn.Linear(2, 2)")
     line = refused("analyze", "model=mine.py:build", "inputs=x.npy", "analysis=[residual]", at=tmp_path)
-    assert line.startswith("rankbench analyze: out of memory (Unable to allocate 745. GiB for an array with shape ")
+    assert line.startswith("rankbench analyze: out of memory (inputs=x.npy: Unable to allocate 745. GiB for an ")
+
+
+@pytest.mark.parametrize("analysis", ["residual", "attention"])
+def test_numbers_that_overflow_inside_a_module_are_one_line(analysis, tmp_path):
+    layer = "torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)"
+    (tmp_path / "mine.py").write_text(f"import torch\ndef build(): return {layer}")
+    np.save(tmp_path / "x.npy", 1e300 * np.random.default_rng(0).normal(size=(3, 4, 8)))
+    result = called("analyze", "model=mine.py:build", "inputs=x.npy", f"analysis=[{analysis}]", at=tmp_path)
+    assert result.code == 1 and "your own code" not in result.err and result.err.count("rankbench analyze: ") == 1
+    assert result.err.endswith("nan or infinite entries, all must be finite; check inputs and weights\n")
 
 
 @pytest.mark.parametrize("shape", [(0, 4, 8), (3, 0, 8)])

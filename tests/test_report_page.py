@@ -3,7 +3,9 @@
 import io
 import itertools
 import json
+import os
 import re
+import time
 from html.parser import HTMLParser
 
 import numpy as np
@@ -337,6 +339,8 @@ def test_runs_are_found_in_order_and_what_is_none_is_refused(tmp_path, monkeypat
         run_at(tmp_path / "outputs" / "train" / name)
     run_at(tmp_path / "outputs" / "bench" / "b", bench=["paths"])
     assert [path.name for path in find_runs("outputs/train/old")] == ["2", "10"]
+    assert [path.name for path in find_runs("latest")] == ["new"]
+    os.utime(tmp_path / "outputs" / "train" / "old" / "2" / "config.yaml", (time.time() + 1e6,) * 2)  # by a wrong clock
     assert [path.name for path in find_runs("latest")] == ["new"]
     assert len(find_runs("outputs")) == len(find_runs("outputs/*/*")) == 3
     with pytest.raises(ConfigError, match=r"^runs=nothing\*: no run there; "):

@@ -5,6 +5,8 @@ import json
 import math
 import os
 import pickle
+import shutil
+import time
 from pathlib import Path
 
 import pandas as pd
@@ -377,6 +379,12 @@ def test_latest_is_the_run_with_the_newest_checkpoint(tmp_path, monkeypatch):
     assert find_run("latest").folder == Path("outputs/train/ape")
     make_run(tmp_path / "outputs/train/monday/3_model.heads=2", 300)
     assert find_run("latest").folder == Path("outputs/train/monday/3_model.heads=2")
+    # nor does a time that only a wrong clock can have written, unless there is no other; a file server may be ahead
+    make_run(tmp_path / "outputs/train/sometime", time.time() + 1e6)
+    assert find_run("latest").folder == Path("outputs/train/monday/3_model.heads=2")
+    make_run(tmp_path / "outputs/train/tuesday", time.time() + 60)
+    assert find_run("latest").folder == Path("outputs/train/tuesday")
+    shutil.rmtree(tmp_path / "outputs/train/tuesday")
     # neither a run without weights nor what an analysis left counts
     make_run(tmp_path / "outputs/train/young", 400, weights=False)
     make_run(tmp_path / "outputs/analyze/later", 500)

@@ -188,14 +188,20 @@ def _values(x_BND: Tensor) -> dict[str, Tensor]:
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
+class NotFinite(ValueError):
+    """Numbers of a network that have overflowed, or that nothing defines."""
+
+
 def check_floats(name: str, x: Tensor, axes: tuple[str, ...]) -> None:
-    """Raise ValueError unless x has these axes, none empty but the batch, and finite float32 or float64 entries."""
+    """Raise ValueError unless x has these axes, none empty but the batch, and float32 or float64 entries; NotFinite
+    if one of them is not finite: the network's numbers have overflowed."""
     if x.dim() != len(axes) or 0 in x.shape[1:]:
         raise ValueError(f"{name}: got shape {tuple(x.shape)}, wanted ({', '.join(axes)}) with no empty axis but B")
     if x.dtype not in (torch.float32, torch.float64):
         raise ValueError(f"{name}: got {x.dtype}, allowed are torch.float32 and torch.float64; convert with .float()")
     if not x.isfinite().all():
-        raise ValueError(f"{name}: got {(~x.isfinite()).sum().item()} nan or infinite entries, all must be finite")
+        count = (~x.isfinite()).sum().item()
+        raise NotFinite(f"{name}: got {count} nan or infinite entries, all must be finite")
 
 
 def per_length(

@@ -281,7 +281,9 @@ def read_inputs(path: str, tokenize: Callable[[list[str]], Mapping[str, Tensor]]
             if array.dtype.kind in "iu" and array.ndim < 3:  # tokens, which embeddings take as int64; pixels stay
                 array = array.astype(np.int64)
             return as_example(torch.from_numpy(array), f"inputs={path}")
-        except (MemoryError, OSError):
+        except MemoryError as error:
+            raise MemoryError(f"inputs={path}: {error}") from None
+        except OSError:
             raise
         except ConfigError:
             raise

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rankbench.keys import ConfigError, as_typed
-from rankbench.runs.files import OUTPUTS, regular
+from rankbench.runs.files import OUTPUTS, by_time, regular
 from rankbench.runs.records import read_yaml
 from rankbench.runs.run import Run
 from rankbench.runs.sweep import Sweep
@@ -61,10 +61,9 @@ def runs_in(folder: Path) -> list[Path]:
     return [run for path in sorted(below, key=_number) for run in runs_in(path)]
 
 
-def _written(job: Path) -> int:
-    return max(
-        (path.stat().st_mtime_ns for path in (job / "summary.json", job / "config.yaml") if path.exists()), default=0
-    )
+def _written(job: Path) -> tuple[bool, int]:
+    files = [path for path in (job / "summary.json", job / "config.yaml") if path.exists()]
+    return max((by_time(path.stat().st_mtime_ns) for path in files), default=by_time(0))
 
 
 def _number(job: Path) -> tuple[int, str]:

@@ -44,7 +44,7 @@ def status_line(jobs: list[Path], statuses: list[str]) -> str:
     now = datetime.now().astimezone()
     begins = [began for job in jobs if (began := _began(job)) is not None]
     ends = f"{statuses.count('finished')} of {len(jobs)} jobs have finished, {statuses.count('running')} running"
-    if begins and 0 < sum(shares) < len(jobs):
+    if begins and min(begins) < now and 0 < sum(shares) < len(jobs):
         left = (now - min(begins)) * ((len(jobs) - sum(shares)) / sum(shares))
         ends += f", about {timedelta(seconds=round(left.total_seconds()))} left"
     return f"{ends} ({now:%H:%M:%S}; this page is rewritten regularly)"

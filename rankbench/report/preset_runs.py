@@ -16,6 +16,7 @@ from rankbench.judging import CLAIMS, PAPERS, SECOND_SEED, is_outdated, judge, o
 from rankbench.presets import Preset, described, presets
 from rankbench.report.jobs import runs_in, status_of, varying_keys
 from rankbench.report.page import as_typed_command, commits_of, recorded_command, records
+from rankbench.runs.files import by_time
 from rankbench.runs.records import or_empty, read_yaml
 from rankbench.runs.run import Run
 from rankbench.runs.tables import booleans_as_words, read_table
@@ -37,9 +38,9 @@ class PresetRun:
     is_second: bool  # whether its seeds begin at SECOND_SEED or later
 
     @property
-    def rank(self) -> tuple[bool, int, float]:
+    def rank(self) -> tuple[bool, int, tuple[bool, int]]:
         """Sort key: of several runs of a preset, the last one (complete, largest scale, newest) represents it."""
-        return self.complete, BUDGETS.index(self.budget), self.written
+        return self.complete, BUDGETS.index(self.budget), by_time(round(self.written * 1e9))
 
     @property
     def num_seeds(self) -> int:

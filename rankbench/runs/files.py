@@ -7,6 +7,7 @@ import json
 import math
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,10 +18,17 @@ from rankbench.keys import ConfigError
 OUTPUTS = Path("outputs")  # below it a folder for each command, in it one for each run or sweep
 LARGEST = 1 << 26  # bytes of a config, a summary or another record of a run
 LARGEST_TABLE = 1 << 30
+AHEAD = 3600 * 10**9  # nanoseconds that the clock of another machine, such as a file server, may be ahead
 
 
 class WriteError(OSError):
     """A file that could not be written, in one line: which file, why, what is kept."""
+
+
+def by_time(written: int) -> tuple[bool, int]:
+    """Sort key for times of writing, in nanoseconds since 1970: the newest is the largest. A time in the future comes
+    from a clock that was wrong, and counts as older than all others."""
+    return written <= time.time_ns() + AHEAD, written
 
 
 @contextmanager

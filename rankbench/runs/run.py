@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rankbench.compatibility import check
 from rankbench.config import BaseConfig, TrainConfig, conf_dir
 from rankbench.keys import ConfigError, closest, escaped, of_schema
-from rankbench.runs.files import OUTPUTS, naming, regular, sync, write_json, write_text
+from rankbench.runs.files import OUTPUTS, by_time, naming, regular, sync, write_json, write_text
 from rankbench.runs.records import checksum, read_json, read_yaml
 from rankbench.runs.tables import RUN_COLUMNS, column_help, read_table
 
@@ -344,8 +344,9 @@ class Run:
         from rankbench.runs import checkpoints
 
         path = self.folder / WEIGHTS
-        if path.is_file() and self.is_changed(WEIGHTS):
-            raise ConfigError(f"{path}: changed since the training ended; {PUT_BACK}")
+        if WEIGHTS in self.summary().get("files", {}) and self.is_changed(WEIGHTS):
+            what = "changed since" if path.exists() else "missing, though"
+            raise ConfigError(f"{path}: {what} the training ended; {PUT_BACK}")
         return checkpoints.weights(path)
 
     def save_state(self, tensors: dict[str, "Tensor"], facts: dict[str, Any]) -> None:
@@ -405,7 +406,7 @@ def find_run(text: str) -> Run:
             f"run=latest: no run with a checkpoint under {OUTPUTS.resolve()}; train one with `rankbench train`"
         )
     # by the checkpoint's time, because out= may give a folder a name that is not a time stamp
-    return Run(max(folders, key=lambda folder: (folder / "checkpoint.safetensors").stat().st_mtime_ns))
+    return Run(max(folders, key=lambda folder: by_time((folder / "checkpoint.safetensors").stat().st_mtime_ns)))
 
 
 def config_text(cfg: BaseConfig) -> str:

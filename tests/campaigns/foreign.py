@@ -23,7 +23,7 @@ from rankbench.analyses import ANALYSES
 from rankbench.config import conf_dir
 
 SHIPPED = conf_dir() / "analysis" / "path_counts.yaml"
-SECONDS = 60  # of one command, on a machine that may be busy
+SECONDS = 60  # of the processor, for one command
 MODULE = """
 import torch
 from torch import nn
@@ -308,7 +308,7 @@ CAMPAIGN = Campaign(
     "the file of the inputs is odd or damaged; or a public checkpoint has odd values in its config, other tensors, "
     "code, or damaged files.",
     wrong="a traceback of ours, no line or more than one next to the frames of the user's code, a control character in "
-    "it, 60 seconds, an executed content, or a success with code that cannot be measured.",
+    "it, 60 seconds of the processor, an executed content, or a success with code that cannot be measured.",
     full_size=600,
     cases=cases,
 )

@@ -22,7 +22,7 @@ from rankbench.config import SCHEMAS, conf_dir
 from rankbench.keys import Entry, entries
 from rankbench.tasks import TASKS
 
-SECONDS = 100  # of one command, on a machine that may be busy
+SECONDS = 100  # of the processor, for one command
 MEMORY = 12 << 30  # bytes of address space of this process
 LARGE = 1000  # a command may take longer than SECONDS if one of its numbers is larger than this
 SIZES = ["model.layers=1", "model.heads=2", "model.width=6", "replicas=1"]
@@ -165,7 +165,7 @@ CAMPAIGN = Campaign(
     about="Random overrides from the real keys of train, analyze, report and bench, on small sizes: values within a "
     "key's range, at and beyond its ends, and absurd ones; wrong choices, unknown keys, interpolations, sweeps.",
     wrong="a traceback, a refusal of more than one line or 1,000 characters, a file of a refused command, an executed "
-    "value, or 100 seconds without a large number among the values "
+    "value, or 100 seconds of the processor without a large number among the values "
     "or a compiler.",
     full_size=5000,
     cases=cases,

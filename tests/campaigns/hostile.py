@@ -17,7 +17,7 @@ from campaigns.campaign import Campaign
 from campaigns.in_process import called, complaint
 from rankbench.training.seeds_side_by_side import Training
 
-SECONDS = 20  # of one command
+SECONDS = 20  # of the processor, for one command
 MEMORY = 1 << 20  # KiB by which a command may raise the memory of this process
 TINY = [
     *("model.layers=1", "model.width=8", "task.length=4", "task.alphabet=5", "task.train_size=20", "task.test_size=30"),
@@ -199,7 +199,8 @@ CAMPAIGN = Campaign(
     "flipped bits, odd numbers and words, lost and doubled lines, deep JSON, false headers or a pickle that acts when "
     "it is loaded, or become a pipe, a folder, a link to /dev/zero or a terabyte; then the run is continued, analysed "
     "or reported.",
-    wrong="a traceback, more than one line of refusal, an executed content, 20 seconds, or 1 GiB of memory.",
+    wrong="a traceback, more than one line of refusal, an executed content, 20 seconds of the processor, or 1 "
+    "GiB of memory.",
     full_size=400,
     cases=cases,
 )

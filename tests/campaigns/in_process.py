@@ -14,6 +14,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 LONGEST_LINE = 1000
 TOO_LONG = -1  # exit code of a command that the clock stopped
+BUSY = 20  # seconds by the clock that a second of the processor may take
 CRASHED = -2  # of one that ended with an exception
 
 
@@ -22,13 +23,15 @@ class TimeIsUp(BaseException):
 
 
 def called(*words: str, at: Path, seconds: int) -> Result:
-    """The command's result; its err has the traceback of an exception that it let out."""
+    """The command's result; its err has the traceback of an exception that it let out. seconds: of the processor; by
+    the clock it may take longer, because other processes may be at work."""
 
     def stop(*_: object) -> None:
         raise TimeIsUp
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(seconds)
+    kinds = {signal.SIGPROF: signal.ITIMER_PROF, signal.SIGALRM: signal.ITIMER_REAL}
+    before = {kind: signal.signal(kind, stop) for kind in kinds}
+    signal.setitimer(signal.ITIMER_PROF, seconds), signal.setitimer(signal.ITIMER_REAL, BUSY * seconds)
     try:
         return rankbench(*words, at=at)
     except TimeIsUp:
@@ -36,8 +39,9 @@ def called(*words: str, at: Path, seconds: int) -> Result:
     except BaseException:
         return Result(CRASHED, "", traceback.format_exc())
     finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        for kind, timer in kinds.items():
+            signal.setitimer(timer, 0)
+            signal.signal(kind, before[kind])
 
 
 @contextlib.contextmanager
