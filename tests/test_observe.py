@@ -13,7 +13,7 @@ import subprocess
 import sys
 import weakref
 from collections import Counter
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from forked import fork
 from torch import nn
 
 import rankbench as rb
@@ -440,6 +441,48 @@ def test_another_working_folder_changes_nothing(tmp_path, inputs, monkeypatch):
         train(model, optimizer, 2)
     assert rb.Run(tmp_path / "a").table("observed_steps").step.tolist() == [0, 1, 2]
     assert list((tmp_path / "other").iterdir()) == [] and (tmp_path / "a" / "observed_states.png").exists()
+
+
+def train_one_of_two(rank, place, out):
+    """A process of a data-parallel training on the CPU. out: folder of its watch; None: it has none. Leaves its weights
+    and the refusal of its watch, if there is one."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{place}/meeting", rank=rank, world_size=2)
+    model, _ = model_and_optimizer()
+    parallel = nn.parallel.DistributedDataParallel(model)
+    optimizer, watch = torch.optim.Adam(parallel.parameters(), 1e-2), nullcontext()
+    torch.manual_seed(rank)
+    if out is not None:
+        try:
+            watch = rb.observe(parallel, torch.arange(TOKENS).repeat(2, 1), optimizer, every=2, out=out)
+        except rb.ConfigError as error:
+            (place / f"refused {rank}").write_text(str(error))
+    torch.distributed.barrier()
+    with watch:
+        train(parallel, optimizer, 6)
+    torch.save(model.state_dict(), place / f"{rank}.pt")
+    torch.distributed.barrier()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("outs", [("a", "b"), ("a", "a")], ids=["two folders", "one folder"])
+def test_two_processes_of_one_training_with_a_watch_each(outs, tmp_path, monkeypatch):
+    """They end as without; in one folder one of them writes, and the other is refused in a line."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    weights = {}
+    for name in ("alone", "watched"):
+        (place := tmp_path / name).mkdir()
+        watched = [place / out if name == "watched" else None for out in outs]
+        calls = [partial(train_one_of_two, rank, place, out) for rank, out in enumerate(watched)]
+        with ExitStack() as stack:
+            both = [fork(call, at=place, errors=place / f"errors {rank}") for rank, call in enumerate(calls)]
+            for process in map(stack.enter_context, both):
+                assert process.wait() == 0, process.last_line
+        weights[name] = [torch.load(place / f"{rank}.pt") for rank in range(2)]
+    torch.testing.assert_close(weights["watched"], weights["alone"], rtol=0, atol=0)
+    refused = [path.read_text() for path in tmp_path.glob("watched/refused *")]
+    tables = [pd.read_csv(tmp_path / "watched" / out / "observed_states.csv") for out in dict.fromkeys(outs)]
+    assert [table.step.unique().tolist() for table in tables] == [[0, 2, 4, 6]] * len(tables)
+    assert len(refused) == 2 - len(tables) and all("another process is writing there" in line for line in refused)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
