@@ -15,6 +15,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import yaml
+from campaigns.processes import differences, results
 from command_line import succeeds
 from hydra.errors import MissingConfigException
 
@@ -155,6 +156,37 @@ def test_a_stopped_sweep_leaves_no_process_behind(kind, tmp_path):
     else:
         assert process.returncode == -kind
         assert len(list(tmp_path.glob("sweep/*/training_state.safetensors"))) == 2  # the workers had time to save
+
+
+def workers_of(process):
+    """The processes that joblib runs the jobs of a sweep in."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return [int(pid) for pid in children if "LokyProcess" in Path(f"/proc/{pid}/cmdline").read_text()]
+
+
+@pytest.mark.parametrize("killed", ["worker", "parent"])
+def test_a_killed_joblib_sweep_continues_to_the_same_numbers(killed, tmp_path):
+    needs("joblib")
+    words = ["-m", *TINY, "trainer.steps=400", "trainer.checkpoint_every=50", "trainer.compile=false", "seed=0,1,2"]
+    succeeds("train", *words, "out=sweep", at=tmp_path)
+    wanted, sweep = results(tmp_path / "sweep"), tmp_path / "parallel" / "sweep"
+    words += ["cluster=joblib", "hydra.launcher.n_jobs=2", "out=sweep"]
+    sweep.parent.mkdir()
+    process = start(*words, at=sweep.parent)
+    deadline = time.monotonic() + 240
+    while not list(sweep.glob("*/training_state.safetensors")):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    os.kill(workers_of(process)[0] if killed == "worker" else process.pid, signal.SIGKILL)
+    _, err = process.communicate(timeout=240)
+    if killed == "worker":
+        assert process.returncode == 1 and "Traceback" not in err
+        lines = [line for line in err.splitlines() if line.startswith("rankbench ")]  # joblib has its own to say
+        assert len(lines) == 1 and lines[0].startswith("rankbench train: cluster=joblib: a worker was killed, "), err
+    assert len(list(sweep.glob("*/summary.json"))) >= 1 and differences(results(sweep), wanted) is not None
+    code, out, err = train(*words, at=sweep.parent)
+    assert code == 0 and "3 jobs, 3 finished" in out, err
+    assert differences(results(sweep), wanted) is None
 
 
 @pytest.mark.parametrize(
