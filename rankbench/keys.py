@@ -1,12 +1,12 @@
 """Keys of the config. Each is stated once; its check, its help and its row of docs/CONFIG.md follow from that.
 
-This module knows neither Hydra nor torch, so that a wrong value is refused before anything heavy is loaded. Tab
-completion reads it at every key press, so it does not load OmegaConf before there are values to check.
+This module knows neither Hydra nor OmegaConf nor torch, so that a wrong value is refused before anything heavy is
+loaded, and Tab completion, which reads it at every key press, is quick.
 """
 
+import contextlib
 import dataclasses
 import difflib
-import functools
 import inspect
 import math
 import operator
@@ -15,11 +15,20 @@ import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-Keys = TypeVar("Keys")
 LONGEST = 300  # characters of what was given, in a message
 NOUNS = {int: "integer", float: "number", str: "text"}
+WANTED = {
+    int: "an integer",
+    float: "a number",
+    bool: "true or false",
+    str: "a text",
+    list: "a list, as [a,b]",
+    dict: "keys of its own, as {a:b}",
+}
+CONVERTED = {int: (int, str), float: (float, int, str), str: (str, bool, int, float)}  # types that become this one
+BOOLEANS = dict.fromkeys(("true", "yes", "y", "on", "1"), True) | dict.fromkeys(("false", "no", "n", "off", "0"), False)
 LIMITS = {  # attribute of Key: its word, and the comparison that every allowed number satisfies
     "at_least": ("from", operator.ge),
     "above": ("above", operator.gt),
@@ -129,78 +138,59 @@ def entries(cls: Any, prefix: str = "") -> list[Entry]:
     return own + nested
 
 
-def typed(cls: Any, values: dict[str, Any], prefix: str) -> Any:
+def typed(cls: Any, values: Any, prefix: str) -> Any:
     """An instance of dataclass `cls` from plain values; ConfigError for a key or a value that does not fit."""
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
+    converted = _converted(cls, values, prefix)
+    # before the dataclass is built, because its own checks may rely on the ranges
+    for field in dataclasses.fields(cls):
+        if field.name in converted and "key" in field.metadata:
+            field.metadata["key"].check(f"{prefix}.{field.name}", converted[field.name])
+    return cls(**converted)
 
+
+def typed_config(cls: Any, values: Any, name: str = "") -> Any:
+    """An instance of a config's dataclass, groups included, from plain values; ConfigError for a key or a type that
+    does not fit. Ranges are left to rankbench.compatibility."""
+    return cls(**_converted(cls, values, name))
+
+
+def _converted(cls: Any, values: Any, prefix: str) -> dict[str, Any]:
+    """The values as the types of the dataclass's fields."""
     if not isinstance(values, dict):
         raise ConfigError(f"{prefix}={as_typed(values)}: is a group of keys; set one of them, as in {prefix}.<key>=...")
+    prefix = f"{prefix}." if prefix else ""
     fields = {field.name: field for field in dataclasses.fields(cls)}
-    refuse_unknown(values, fields, f"{prefix}.")
-    schema = OmegaConf.structured(cls)
-    OmegaConf.set_readonly(schema, False)  # a frozen dataclass gives a read-only schema
-    for name in fields:
-        if name not in values:
-            raise ConfigError(f"{prefix}.{name}: missing; conf/{prefix.replace('.', '/')} sets it")
-        try:
-            schema[name] = values[name]
-        except OmegaConfBaseException as error:
-            null = ", or null" if types.NoneType in typing.get_args(fields[name].type) else ""
-            raise ConfigError(f"{prefix}.{name}={as_typed(values[name])}: {wanted(str(error))}{null}") from None
-    # before the dataclass is built, because its own checks may rely on the ranges
-    plain: Any = OmegaConf.to_container(schema)
-    for name, value in plain.items():
-        if "key" in fields[name].metadata:
-            fields[name].metadata["key"].check(f"{prefix}.{name}", value)
-    return OmegaConf.to_object(schema)
+    refuse_unknown(values, fields, prefix)
+    for name, field in fields.items():
+        if name not in values and field.default is field.default_factory is dataclasses.MISSING:
+            raise ConfigError(f"{prefix}{name}: missing; give it a value")
+    return {name: _as_type(fields[name].type, value, f"{prefix}{name}") for name, value in values.items()}
 
 
-def of_schema(schema: Any, plain: dict[str, Any]) -> Any:
-    """An instance of a config's dataclass from plain values, each as its field's type; raises the errors of OmegaConf.
-
-    OmegaConf takes some 15 ms for a whole config, and the configs of a sweep's jobs differ in few groups. So each group
-    is read on its own, and the last ones are kept, pickled in memory: a copy is quick, and a caller may change it.
-    """
-    import pickle
-
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    groups = {field.name: field.type for field in dataclasses.fields(schema) if dataclasses.is_dataclass(field.type)}
-    try:
-        if all(isinstance(plain.get(name), dict) for name in groups):
-            parts = {name: of_schema(group, plain[name]) for name, group in groups.items()}
-            rest = {name: value for name, value in plain.items() if name not in groups}
-            return schema(**pickle.loads(_without_groups(schema, pickle.dumps(rest))), **parts)
-    except OmegaConfBaseException:
-        pass  # raised once more below, with the whole name of the key
-    return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), plain))
-
-
-@functools.lru_cache(maxsize=256)
-def _without_groups(schema: type, plain: bytes) -> bytes:
-    """The pickled values of a schema's fields that are no groups, from the pickled plain ones."""
-    import pickle
-
-    from omegaconf import OmegaConf
-
-    values = OmegaConf.merge(_fields_of(schema), pickle.loads(plain))
-    return pickle.dumps(OmegaConf.to_container(values, resolve=True, throw_on_missing=True))
-
-
-@functools.cache
-def _fields_of(schema: type) -> Any:
-    """The fields of a schema that are no groups, as OmegaConf has them."""
-    from omegaconf import OmegaConf, open_dict
-
-    fields = OmegaConf.structured(schema)
-    OmegaConf.set_readonly(fields, False)
-    with open_dict(fields):
-        for field in dataclasses.fields(schema):
-            if dataclasses.is_dataclass(field.type):
-                del fields[field.name]
-    return fields
+def _as_type(type_: Any, value: Any, name: str) -> Any:
+    """A plain value as this type; ConfigError if it is none. A number may be given as text."""
+    if dataclasses.is_dataclass(type_):
+        return typed_config(type_, value, name)
+    if type_ is Any:
+        return value
+    null = ""
+    if types.NoneType in typing.get_args(type_):
+        if value is None:
+            return None
+        type_, null = typing.get_args(type_)[0], ", or null"
+    if value is None:
+        raise ConfigError(f"{name}=null: null is not allowed here")
+    kind, members = typing.get_origin(type_) or type_, typing.get_args(type_)
+    if kind is list and type(value) in (list, tuple):
+        return [_as_type(members[0], entry, name) for entry in value]
+    if kind is dict and isinstance(value, dict) and all(isinstance(part, str) for part in value):
+        return {part: _as_type(members[1], held, name) for part, held in value.items()}
+    with contextlib.suppress(ValueError, OverflowError):
+        if kind is bool and str(value).lower() in BOOLEANS:
+            return BOOLEANS[str(value).lower()]
+        if type(value) in CONVERTED.get(kind, ()):
+            return kind(value)
+    raise ConfigError(f"{name}={as_typed(value)}: wants {WANTED[kind]}{null}")
 
 
 def refuse_unknown(names: Iterable[str], allowed: Iterable[str], prefix: str) -> None:
@@ -209,19 +199,6 @@ def refuse_unknown(names: Iterable[str], allowed: Iterable[str], prefix: str) ->
     for name in names:
         if name not in allowed:
             raise ConfigError(f"{prefix}{name}: unknown key{closest(name, allowed)}; allowed are {listed(allowed)}")
-
-
-def wanted(message: str) -> str:
-    """The demand in OmegaConf's complaint about a value: `wants an integer`."""
-    names = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "a text"}
-    for word, meaning in names.items():
-        if re.search(rf"(to|not a valid) {word}", message, re.IGNORECASE):
-            return f"wants {meaning}"
-    if "List" in message or "list" in message:
-        return "wants a list, as [a,b]"
-    if "not Optional" in message or "non-optional" in message.lower():
-        return "null is not allowed here"
-    return message.split("\n")[0]
 
 
 def shortened(message: str) -> str:
@@ -276,16 +253,6 @@ def as_typed(value: Any) -> str:
     if value is None or value == "":
         return '""' if value == "" else "null"
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def escaped(plain: Any) -> Any:
-    """Escape `${` in texts: plain values are data and must not reach OmegaConf's resolvers."""
-    if isinstance(plain, dict):
-        return {key: escaped(value) for key, value in plain.items()}
-    if isinstance(plain, list):
-        return [escaped(value) for value in plain]
-    # backslashes before `${` escape one another, so each of them is doubled
-    return re.sub(r"(\\*)\$\{", r"\1\1\\${", plain) if isinstance(plain, str) else plain
 
 
 def _short(limit: float) -> str:

@@ -784,7 +784,7 @@ BAD = [
     ("model.width=${nowhere}", ["model.width: ", "nowhere"]),
     ("-m foo", ["foo: not understood; give key=value"]),
     # references that lead nowhere or to what a key cannot be, and groups in groups
-    ("claims=${oc.decode:null}", ["claims: null is not allowed here"]),
+    ("claims=${oc.decode:null}", ["claims=null: null is not allowed here"]),
     ("budget=${nowhere}", ["budget: Interpolation key 'nowhere' not found"]),
     ("budget=${oc.decode:'[1'}", ["budget: GrammarParseError"]),
     ("-m seed=1,2 hydra.sweep.dir=${nowhere}", ["hydra.sweep.dir: Interpolation key"]),

@@ -370,13 +370,15 @@ def test_typed_says_what_is_wanted(key, value, wants):
     assert message.startswith(f"task.{key}={as_typed(value)}: ") and wants in message
 
 
-@pytest.mark.parametrize("key", GOOD)
+def test_a_key_that_is_not_given_has_its_default():
+    values = {name: value for name, value in GOOD.items() if name != "size"}
+    assert typed(Options, values, "task").size == 3
+
+
+@pytest.mark.parametrize("key", ["length", "rate", "repeats", "label"])
 def test_typed_names_a_missing_key(key):
     values = {name: value for name, value in GOOD.items() if name != key}
-    assert (
-        refusal(typed, Options, values, "analysis.paths")
-        == f"analysis.paths.{key}: missing; conf/analysis/paths sets it"
-    )
+    assert refusal(typed, Options, values, "analysis.paths") == f"analysis.paths.{key}: missing; give it a value"
 
 
 def test_typed_lets_the_dataclass_refuse():

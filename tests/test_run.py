@@ -72,15 +72,14 @@ def test_a_config_comes_back_as_it_was(tmp_path, overrides):
 
 # every way of writing what OmegaConf would resolve, behind any number of backslashes; a null byte is refused
 texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=8) | st.lists(
-    st.sampled_from(["\\", "$", "{", "}", "${", "${oc.env:HOME}", "${seed}", "'", '"', " ", ":", "a"]), max_size=6
+    st.sampled_from(["\\", "$", "{", "}", "${", "${oc.env:HOME}", "${seed}", "'", '"', " ", ":", "a", "???"]),
+    max_size=6,
 ).map("".join)
 
 
 @settings(max_examples=50, deadline=None)
 @given(out=texts, value=texts, key=texts)
 def test_any_text_in_a_stored_config_comes_back_as_it_was(tmp_path_factory, cfg, out, value, key):
-    if "???" in (out, value):  # OmegaConf's word for a missing value
-        return
     cfg = dataclasses.replace(cfg, out=out, claims=[value], task={**cfg.task, "note": {key: [value]}})
     run = Run(tmp_path_factory.getbasetemp() / "any text")
     run.folder.mkdir(exist_ok=True)
@@ -156,7 +155,6 @@ def test_a_broken_config_is_named(run, cfg, content):
         (["optimizer", "name"], "adm", "optimizer.name=adm: unknown, did you mean adam"),
         (["optimizer", "lr"], float("nan"), "optimizer.lr=nan: out of range"),
         (["trainer", "epochs"], 3, "give exactly one of the two"),
-        (["out"], "???", "out"),
     ],
 )
 def test_a_wrong_value_in_a_stored_config_is_named(run, keys, value, message):

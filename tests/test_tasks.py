@@ -129,7 +129,7 @@ def test_a_wrong_option_is_refused_in_one_line(sorting_task, changes, begins, sa
 
 
 def test_a_missing_option_is_refused_in_one_line():
-    with pytest.raises(ConfigError, match=r"^task\.length: missing; conf/task sets it$"):
+    with pytest.raises(ConfigError, match=r"^task\.length: missing; give it a value$"):
         build_task({"name": "sorting"})
 
 

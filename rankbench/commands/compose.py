@@ -14,10 +14,10 @@ from omegaconf.errors import OmegaConfBaseException
 from rankbench import config, plugins
 from rankbench.commands.budgets import fitted
 from rankbench.commands.composition import composed
-from rankbench.commands.messages import explaining, groups
+from rankbench.commands.messages import explaining, groups, wanted
 from rankbench.compatibility import check
 from rankbench.config import KEYS, Config
-from rankbench.keys import ConfigError, escaped, of_schema, refuse_unknown, wanted
+from rankbench.keys import ConfigError, refuse_unknown, typed_config
 from rankbench.runs.sweep import Sweep
 
 
@@ -148,11 +148,10 @@ def resolve(cfg: DictConfig, words: Iterable[str] = ()) -> Config:
             KEYS["budget"].check("budget", cfg.budget)
         names: Any = OmegaConf.to_container(cfg)
         _check_names(names, OmegaConf.get_type(cfg))
-        # Interpolations are resolved without a check of their types, so the values are merged into the schema again
-        plain = escaped(OmegaConf.to_container(cfg, resolve=True))
-        resolved = of_schema(OmegaConf.get_type(cfg), plain)
+        plain = OmegaConf.to_container(cfg, resolve=True)  # what a reference leads to may have another type
     except OmegaConfBaseException as error:
         raise ConfigError(f"{getattr(error, 'full_key', None) or 'config'}: {wanted(str(error))}") from None
+    resolved = typed_config(OmegaConf.get_type(cfg), plain)
     check(resolved)
     return resolved
 

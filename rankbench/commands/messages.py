@@ -12,7 +12,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 
 from rankbench import plugins
 from rankbench.config import KEYS, SCHEMAS, ModelConfig, OptimizerConfig, TrainerConfig, conf_dir
-from rankbench.keys import ConfigError, as_typed, closest, entries, listed, unknown, wanted
+from rankbench.keys import WANTED, ConfigError, as_typed, closest, entries, listed, unknown
 
 EXTRAS = ("joblib", "submitit", "ray", "optuna")  # beginnings of the names of launchers and sweepers
 DIGITS = "integer string conversion"  # in Python's ValueError for an integer of more than 4300 digits
@@ -109,6 +109,18 @@ def not_an_option(word: str, command: str) -> str:
     keys = _keys_called(word.lstrip("-").partition("=")[0].replace("-", "_"), command)
     meant = f"did you mean {keys[0]}=<value>?" if keys else "options are -m, --cfg job, --info defaults, --help"
     return f"{word}: unknown option; {meant}"
+
+
+def wanted(message: str) -> str:
+    """The demand in OmegaConf's complaint about a value: `wants an integer`."""
+    for type_, words in WANTED.items():
+        if re.search(rf"(to|not a valid) {type_.__name__}", message, re.IGNORECASE):
+            return f"wants {words}"
+    if "List" in message or "list" in message:
+        return f"wants {WANTED[list]}"
+    if "not Optional" in message or "non-optional" in message.lower():
+        return "null is not allowed here"
+    return message.split("\n")[0]
 
 
 def _wrong_value(error: ValidationError) -> str:

@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import yaml
-from omegaconf.errors import OmegaConfBaseException
 
 from rankbench.compatibility import check
 from rankbench.config import BaseConfig, TrainConfig, conf_dir
-from rankbench.keys import ConfigError, closest, escaped, of_schema
+from rankbench.keys import ConfigError, closest, typed_config
 from rankbench.runs.files import OUTPUTS, by_time, naming, regular, sync, write_json, write_text
 from rankbench.runs.records import checksum, read_json, read_yaml
 from rankbench.runs.tables import RUN_COLUMNS, column_help, read_table
@@ -307,11 +306,12 @@ class Run:
                 f"run={self.folder}: a training watched by rankbench.observe, whose network is not here; "
                 f"`rankbench report runs={self.folder}` gathers it, rankbench.Run(folder).table reads its tables"
             )
+        required = (field.name for field in dataclasses.fields(TrainConfig))
+        if (missing := next((name for name in required if name not in plain), None)) is not None:
+            raise ConfigError(f"{path}: not a run's config: it has no {missing}; put back the file that was there")
         try:
-            cfg = of_schema(TrainConfig, escaped(plain))
+            cfg = typed_config(TrainConfig, plain)
             check(cfg)
-        except OmegaConfBaseException as error:
-            raise ConfigError(f"{path}: not a run's config: {str(error).splitlines()[0]}") from None
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from None
         return cfg
