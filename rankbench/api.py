@@ -224,7 +224,7 @@ def plot(
         raise ConfigError(f"analysis={name}: not its table, which has a column {missing[0]}")
     varied = [key for key in table.attrs.get("varied", ()) if key in table]
     if name == "sweep":
-        pages = final_pages(table, varied, FigureKeys(None, None, facet))
+        pages = final_pages(table, varied, FigureKeys(facet=facet))
         if not pages:
             raise ConfigError("analysis=sweep: no final numbers of finished runs, or no key that varies between them")
         figure, _, _ = pages[0]

@@ -1,7 +1,7 @@
 """Which values of a config go together. Like rankbench.config, this module does not import torch."""
 
 from operator import attrgetter
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from rankbench.config import AnalyzeConfig, BaseConfig, BenchConfig, Config, ModelConfig, TrainConfig, conf_dir
 from rankbench.keys import ConfigError, as_typed, entries
@@ -118,15 +118,12 @@ LSTM_KEYS = ("name", "kind", "layers", "width", "dropout", "init")
 
 
 def _check_lstm(cfg: BaseConfig) -> None:
-    from omegaconf import OmegaConf
+    import yaml
 
-    folder = conf_dir() / "model"
-    shipped = OmegaConf.merge(OmegaConf.load(folder / "transformer.yaml"), OmegaConf.load(folder / "lstm.yaml"))
-    group: Any = OmegaConf.to_container(OmegaConf.create({"model": shipped}), resolve=True)
-    plain = group["model"]
+    shipped = vars(ModelConfig(**yaml.safe_load((conf_dir() / "model" / "lstm.yaml").read_text(encoding="utf-8"))))
     for name, value in vars(cfg.model).items():
-        if name not in LSTM_KEYS and value != plain[name]:
-            _refuse(cfg.model, name, f"an LSTM has no such part; model=lstm leaves it at {as_typed(plain[name])}")
+        if name not in LSTM_KEYS and value != shipped[name]:
+            _refuse(cfg.model, name, f"an LSTM has no such part; model=lstm leaves it at {as_typed(shipped[name])}")
     if cfg.model.init not in ("pytorch", "glorot"):
         _refuse(cfg.model, "init", "not for an LSTM; allowed are pytorch, glorot")
     if isinstance(cfg, BenchConfig):

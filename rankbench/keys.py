@@ -1,4 +1,4 @@
-"""Keys of the config. Each is stated once; its check, its help and its row of docs/CONFIG.md follow from that.
+"""Keys of the config. Each is stated once, with its default; its check, its help and its row of docs/CONFIG.md follow.
 
 This module knows neither Hydra nor OmegaConf nor torch, so that a wrong value is refused before anything heavy is
 loaded, and Tab completion, which reads it at every key press, is quick.
@@ -104,15 +104,26 @@ def refuse_null_byte(name: str, value: Any) -> None:
         raise ConfigError(f"{name}={value!r}: holds a null byte; leave it out")
 
 
-def key(meaning: str, *, choices: Iterable[str] = (), between: tuple[float, float] | None = None, **others: Any) -> Any:
+def key(
+    meaning: str,
+    *,
+    default: Any = dataclasses.MISSING,
+    choices: Iterable[str] = (),
+    between: tuple[float, float] | None = None,
+    **others: Any,
+) -> Any:
     """A field of a dataclass of keys. between: at_least and at_most. others: attributes of Key by their names.
 
-    A list or a dict of choices stays that object, so that choices can be added later.
+    A list or a dict of choices stays that object, so that choices can be added later. Without a default, the key has to
+    be given.
     """
     if between is not None:
         others["at_least"], others["at_most"] = between
     kept = choices if isinstance(choices, list | Mapping) else tuple(choices)
-    return dataclasses.field(metadata={"key": Key(meaning, choices=kept, **others)})
+    metadata = {"key": Key(meaning, choices=kept, **others)}
+    if isinstance(default, list | dict):
+        return dataclasses.field(default_factory=default.copy, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 class Entry(NamedTuple):

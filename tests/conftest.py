@@ -1,4 +1,4 @@
-"""What several test files build: a model's config and a task, from the values of the shipped YAML files."""
+"""What several test files build: a model's config, from the keys' defaults, and a task, from its shipped file."""
 
 import contextlib
 import functools
@@ -6,7 +6,6 @@ import gc
 import html
 import io
 import os
-import re
 from collections.abc import Callable, Iterator
 
 import pandas as pd
@@ -45,22 +44,14 @@ def pytest_collection_finish() -> None:
 # The factories keep no state, so one for the whole session is safe, and hypothesis accepts them.
 @pytest.fixture(scope="session")
 def model_config() -> Callable[..., ModelConfig]:
-    """model_config(**changes): conf/model/transformer.yaml with these keys changed."""
-    shipped = _raw(OmegaConf.load(conf_dir() / "model" / "transformer.yaml"))
-    reference = re.compile(r"\$\{model\.(\w+)\}")
-
-    def make(**changes: object) -> ModelConfig:
-        values = shipped | changes
-        referring = {name: reference.fullmatch(value) for name, value in values.items() if isinstance(value, str)}
-        return ModelConfig(**values | {name: values[other[1]] for name, other in referring.items() if other})
-
-    return make
+    """model_config(**changes): the default model with these keys changed."""
+    return ModelConfig
 
 
 @pytest.fixture(scope="session")
 def sorting_task() -> Callable[..., Task]:
     """sorting_task(**changes): conf/task/sorting.yaml with these keys changed."""
-    shipped = _raw(OmegaConf.load(conf_dir() / "task" / "sorting.yaml"))
+    shipped = OmegaConf.to_container(OmegaConf.load(conf_dir() / "task" / "sorting.yaml"))
     return lambda **changes: build_task({**shipped, **changes})
 
 
@@ -166,10 +157,6 @@ def outcomes_with_control() -> Callable[[str, pd.DataFrame], tuple[set[str], set
         return judged, control
 
     return outcomes
-
-
-def _raw(config) -> dict:
-    return OmegaConf.to_container(config, resolve=False)
 
 
 @pytest.fixture(scope="session")

@@ -527,9 +527,8 @@ def test_no_output_depends_on_what_comes_later():
 
 @pytest.mark.parametrize(("gamma", "width", "warmup"), [(1.0, 512, 4000), (0.2, 128, 300), (2.0, 64, 1)])
 def test_the_schedule_is_the_papers(gamma, width, warmup):
-    shipped = OmegaConf.to_container(OmegaConf.load(conf_dir() / "optimizer" / "adam.yaml"))
     lr = noam_peak(gamma, width, warmup)
-    cfg = OptimizerConfig(**{**shipped, "lr": lr, "schedule": "inverse_sqrt", "warmup": warmup})
+    cfg = OptimizerConfig(lr=lr, schedule="inverse_sqrt", warmup=warmup)
     for step in (1, 2, warmup - 1, warmup, warmup + 1, 10 * warmup, 100_000):
         if step >= 1:
             rate = gamma / math.sqrt(width) * min(step**-0.5, step * warmup**-1.5)

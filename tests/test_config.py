@@ -18,7 +18,16 @@ from rankbench.commands import compose
 from rankbench.commands.compose import resolve
 from rankbench.commands.composition import register
 from rankbench.compatibility import check
-from rankbench.config import KEYS, SCHEMAS, ModelConfig, OptimizerConfig, TrainConfig, conf_dir
+from rankbench.config import (
+    KEYS,
+    SCHEMAS,
+    BenchConfig,
+    ModelConfig,
+    OptimizerConfig,
+    TrainConfig,
+    TrainerConfig,
+    conf_dir,
+)
 from rankbench.keys import ConfigError, as_typed, closest, entries, typed
 from rankbench.tasks import TASKS
 from rankbench.tasks.corpora import CORPORA
@@ -417,7 +426,7 @@ def test_budgets_shrink_the_shipped_default(budget, steps, every):
 
 
 def test_conf_dir_holds_what_the_commands_need():
-    for name in ("base", "train", "analyze"):
+    for name in ("command", "training", *SCHEMAS):
         assert (conf_dir() / f"{name}.yaml").is_file()
 
 
@@ -426,9 +435,39 @@ def test_the_default_is_a_checked_dataclass(default):
     assert default.model.mlp_skip is True  # ${model.mlp}, resolved
 
 
+def test_without_hydra_the_values_are_those_of_the_command_line():
+    cfg, bench = resolve(composed("budget=paper")), resolve(composed("budget=paper", command="bench"))
+    assert (cfg.model, cfg.optimizer, cfg.trainer) == (ModelConfig(), OptimizerConfig(), TrainerConfig())
+    values = vars(BenchConfig(out="", model=cfg.model, task={}, optimizer=cfg.optimizer))
+    assert {name: values[name] for name in ("bench", "repeats", "sequences", "record")}.items() <= vars(bench).items()
+    assert ModelConfig(layers=12) == resolve(composed("model.layers=12")).model
+    assert ModelConfig(mlp=False) == resolve(composed("model.mlp=false")).model
+    OptimizerConfig().milestones.append(1)
+    assert OptimizerConfig().milestones == []
+
+
+def inherited(group, name, cls):
+    """The values that a shipped file changes: those of the files in its defaults list, or the defaults of the keys."""
+    values = {"mlp_skip": "${model.mlp}"} | vars(cls())
+    for parent in OmegaConf.load(conf_dir() / group / f"{name}.yaml").get("defaults", []):
+        if parent != "_self_":
+            own = OmegaConf.to_container(OmegaConf.load(conf_dir() / group / f"{parent}.yaml"), resolve=False)
+            values |= inherited(group, parent, cls) | own
+    return values
+
+
+@pytest.mark.parametrize(
+    ("group", "name", "cls"),
+    [("model", name, ModelConfig) for name in shipped("model")]
+    + [("optimizer", name, OptimizerConfig) for name in shipped("optimizer")],
+)
+def test_a_variant_states_only_what_it_changes(group, name, cls):
+    own = OmegaConf.to_container(OmegaConf.load(conf_dir() / group / f"{name}.yaml"), resolve=False)
+    before = inherited(group, name, cls)
+    assert [key for key, value in own.items() if key not in ("defaults", "name") and value == before[key]] == []
+
+
 WHOLE = {  # shipped files that set every key of a dataclass: (file, its dataclass)
-    "model/transformer": ModelConfig,
-    "optimizer/adam": OptimizerConfig,
     **{f"task/{name}": task for name, task in TASKS.items()},
     **{f"analysis/{name}": analysis.options for name, analysis in ANALYSES.items()},
 }

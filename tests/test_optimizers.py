@@ -6,9 +6,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from omegaconf import OmegaConf
 
-from rankbench.config import KEYS, OptimizerConfig, conf_dir
+from rankbench.config import KEYS, OptimizerConfig
 from rankbench.training.optimizers import (
     QUINTIC,
     build_optimizer,
@@ -19,11 +18,6 @@ from rankbench.training.optimizers import (
 
 # a handful of roundings in float64, each at most eps = 2.2e-16 of its value
 ROUNDING = 1e-14
-
-
-def optimizer_config(**changes):
-    shipped = OmegaConf.to_container(OmegaConf.load(conf_dir() / "optimizer" / "adam.yaml"))
-    return OptimizerConfig(**{**shipped, **changes})
 
 
 # --- schedules -------------------------------------------------------------------------------------------------------
@@ -49,7 +43,7 @@ HAND_COMPUTED = [
 
 @pytest.mark.parametrize(("changes", "rates"), HAND_COMPUTED)
 def test_schedules_are_those_worked_out_by_hand(changes, rates):
-    cfg = optimizer_config(lr=8.0, **changes)
+    cfg = OptimizerConfig(lr=8.0, **changes)
     for step, rate in rates.items():
         # sums near 8 that cancel to 0 at the end leave 8 eps: absolute, not relative
         assert learning_rate(cfg, step, num_steps=10) == pytest.approx(rate, abs=8 * ROUNDING)
@@ -57,7 +51,7 @@ def test_schedules_are_those_worked_out_by_hand(changes, rates):
 
 @pytest.mark.parametrize("schedule", ["constant", "linear", "cosine", "multistep", "inverse_sqrt"])
 def test_a_warm_up_as_long_as_training_is_all_there_is(schedule):
-    cfg = optimizer_config(lr=3.0, schedule=schedule, warmup=3, milestones=[100])
+    cfg = OptimizerConfig(lr=3.0, schedule=schedule, warmup=3, milestones=[100])
     assert [learning_rate(cfg, step, num_steps=3) for step in range(3)] == pytest.approx([1, 2, 3], rel=ROUNDING)
     assert math.isfinite(learning_rate(cfg, 3, num_steps=3))
 
@@ -95,7 +89,7 @@ def test_stacked_seeds_move_as_each_would_alone(rule):
     stacked = [normal(num_seeds, *shape).requires_grad_() for shape in shapes]
     separate = [[p.detach()[seed].clone().requires_grad_() for p in stacked] for seed in range(num_seeds)]
     optimizer, optimizers = (
-        build_optimizer(optimizer_config(**changes), stacked, [None] * 2),
+        build_optimizer(OptimizerConfig(**changes), stacked, [None] * 2),
         [alone(p) for p in separate],
     )
     before = [p.detach().clone() for p in stacked]
@@ -130,7 +124,7 @@ def test_stacked_seeds_move_as_each_would_alone(rule):
 @pytest.mark.parametrize(("rule", "keys"), [("adam", {"exp_avg", "exp_avg_sq"}), ("sgd", {"momentum_buffer"})])
 def test_state_has_an_entry_for_each_element(rule, keys):
     parameter = torch.ones(2, 3, requires_grad=True)
-    optimizer = build_optimizer(optimizer_config(**RULES[rule][0]), [parameter], [None])
+    optimizer = build_optimizer(OptimizerConfig(**RULES[rule][0]), [parameter], [None])
     parameter.grad = torch.ones(2, 3)
     optimizer.step()
     shapes = {key: value.shape for key, value in optimizer.state[parameter].items() if key != "step"}
@@ -142,7 +136,7 @@ def test_steps_in_one_call_are_those_of_torch_also_after_a_restore(name, alone):
     generator, shapes = torch.Generator().manual_seed(0), [(5, 7), (11,), (3, 1, 2)]
     start = [torch.randn(shape, generator=generator) for shape in shapes]
     ours, theirs = ([tensor.clone().requires_grad_() for tensor in start] for _ in range(2))
-    cfg = optimizer_config(name=name, weight_decay=0.1)
+    cfg = OptimizerConfig(name=name, weight_decay=0.1)
     optimizer = build_optimizer(cfg, ours, [None] * len(ours))
     reference = alone(theirs, lr=cfg.lr, betas=(cfg.beta1, cfg.beta2), weight_decay=0.1, fused=True)
     for step in range(9):
@@ -169,7 +163,7 @@ def test_steps_in_one_call_are_those_of_torch_also_after_a_restore(name, alone):
 @pytest.mark.parametrize("end", [0, 1])
 def test_whatever_the_config_allows_can_be_built(name, key, end):
     limits = KEYS[f"optimizer.{key}"]
-    cfg = optimizer_config(name=name, **{key: (limits.at_least, limits.at_most)[end]})
+    cfg = OptimizerConfig(name=name, **{key: (limits.at_least, limits.at_most)[end]})
     assert build_optimizer(cfg, [torch.ones(2, requires_grad=True)], [None]).param_groups
 
 
@@ -202,7 +196,7 @@ def test_singular_values_come_near_one():
 
 def test_muon_steps_are_those_of_a_plain_loop_and_the_rest_is_adamw():
     """Two maps of 4 and 2 rows in one matrix, three seeds on different scales, and a vector."""
-    cfg = optimizer_config(name="muon", lr=0.05, weight_decay=0.1, momentum=0.9)
+    cfg = OptimizerConfig(name="muon", lr=0.05, weight_decay=0.1, momentum=0.9)
     stacked = [matrices(1, 3, 6, 5).requires_grad_(), matrices(2, 3, 6).requires_grad_()]
     wanted, buffer = stacked[0].detach().numpy().copy(), np.zeros((3, 6, 5))
     vector = stacked[1].detach().clone().requires_grad_()
@@ -232,7 +226,7 @@ def test_muon_steps_are_those_of_a_plain_loop_and_the_rest_is_adamw():
 def test_a_seed_alone_moves_bit_for_bit_as_beside_others():
     def moved(seeds):
         weights = [matrices(3, 4, 6, 5)[seeds].clone().requires_grad_()]
-        optimizer = build_optimizer(optimizer_config(name="muon", momentum=0.9), weights, [[6]])
+        optimizer = build_optimizer(OptimizerConfig(name="muon", momentum=0.9), weights, [[6]])
         for step in range(3):
             weights[0].grad = matrices(step, 4, 6, 5)[seeds]
             optimizer.step()

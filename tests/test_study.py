@@ -51,7 +51,7 @@ def home(tmp_path_factory):
         ]
         pd.DataFrame(rows).to_csv(folder / "residual.csv", index=False)
     (home / "report").mkdir()
-    chosen = StudyKeys(None, None, None, ["residual.effective_rank", "test_accuracy"], WHERE)
+    chosen = StudyKeys(value=["residual.effective_rank", "test_accuracy"], where=WHERE)
     check_study(chosen, find_runs(str(home / "runs")))
     lines = gather(find_runs(str(home / "runs")), home / "report", chosen=chosen)
     (home / "said.txt").write_text("\n".join(lines))
@@ -120,7 +120,7 @@ def test_a_column_of_the_table_can_be_the_axis(home, tmp_path, unpainted_here):
 )
 def test_what_cannot_be_drawn_is_refused_before_anything_is_written(home, value, where, x, said):
     with pytest.raises(ConfigError) as refusal:
-        check_study(StudyKeys(x, None, None, value, where), find_runs(str(home / "runs")))
+        check_study(StudyKeys(x, value=value, where=where), find_runs(str(home / "runs")))
     assert said in str(refusal.value)
 
 
@@ -161,15 +161,15 @@ def test_a_table_for_print_has_means_with_errors_and_names_of_a_paper(home):
 
 
 def test_a_table_drawn_again_is_the_reports_figure(home, tmp_path):
-    redraw(home / "report" / "residual.csv", tmp_path, StudyKeys(None, None, None, [], None), "mean", None, None)
+    redraw(home / "report" / "residual.csv", tmp_path, StudyKeys(), "mean", None, None)
     assert (tmp_path / "residual.svg").read_bytes() == (home / "report" / "residual.svg").read_bytes()
 
 
 def test_a_table_is_drawn_again(home, tmp_path, unpainted_here):
-    nothing = StudyKeys(None, None, None, [], None)
+    nothing = StudyKeys()
     lines = redraw(home / "report" / "sweep.csv", tmp_path, nothing, "mean", None, "single")
     assert lines[0].startswith("Final test accuracy by model.layers, model.norm") and (tmp_path / "sweep.pdf").exists()
-    study = StudyKeys(None, None, None, ["residual.effective_rank", "test_accuracy"], None)
+    study = StudyKeys(value=["residual.effective_rank", "test_accuracy"])
     redraw(home / "report" / "sweep.csv", tmp_path, study, "mean", None, None)
     there = (home / "report" / "correlations.csv").read_text()
     assert (tmp_path / "correlations.csv").read_text() == there and (tmp_path / "test_accuracy.png").exists()
@@ -186,7 +186,7 @@ def test_a_table_is_drawn_again(home, tmp_path, unpainted_here):
 )
 def test_a_table_that_cannot_be_drawn_is_refused(home, name, x, said):
     with pytest.raises(ConfigError) as refusal:
-        drawable(home / "report" / name, StudyKeys(x, None, None, [], None))
+        drawable(home / "report" / name, StudyKeys(x))
     assert said in str(refusal.value)
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 from rankbench import plots
 from rankbench.analyses import ANALYSES
 from rankbench.analyses.runner import draw
-from rankbench.config import NOTHING_CHOSEN, FigureKeys, StudyKeys
+from rankbench.config import FigureKeys, StudyKeys
 from rankbench.keys import ConfigError, check_known
 from rankbench.plots.observed import FIGURES as OBSERVED_FIGURES
 from rankbench.plots.pages import MOST_PANELS, joined, pages_of_analysis, pages_of_final_numbers
@@ -193,10 +193,10 @@ def _has_losses(metrics: pd.DataFrame) -> bool:
 
 
 def figure_keys(
-    seeds: pd.DataFrame, keys: list[str], chosen: FigureKeys = NOTHING_CHOSEN
+    seeds: pd.DataFrame, keys: list[str], chosen: FigureKeys | None = None
 ) -> tuple[str, str | None, str | None]:
     """The keys for x, series and facet of the figure: as chosen, else by the number of values of the keys."""
-    picked = chosen.places
+    picked = (chosen or FigureKeys()).places
     free = [key for key in keys if key not in picked.values()]
     numbers = [key for key in free if pd.api.types.is_numeric_dtype(seeds[key])]
     x = picked["x"] or max(numbers, key=lambda key: seeds[key].nunique(), default=None) or (free or keys)[0]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rankbench.analyses.runner import judge_all
-from rankbench.config import NOTHING_CHOSEN, StudyKeys
+from rankbench.config import StudyKeys
 from rankbench.judging import CLAIMS, figures_published
 from rankbench.keys import ConfigError, closest
 from rankbench.report.figures import FIGURES, draw_analyses, draw_final, draw_observed, draw_study, final_value
@@ -57,7 +57,7 @@ def gather(
     jobs: list[Path],
     folder: Path,
     varied: list[str] | None = None,
-    chosen: StudyKeys = NOTHING_CHOSEN,
+    chosen: StudyKeys | None = None,
     statistic: str = "mean",
     column: str | None = None,
     live: str = "",
@@ -70,6 +70,7 @@ def gather(
     live: the status line of a page that is going to be rewritten, else empty. Returns lines for the reader.
     """
     varying, follows = varying_keys(jobs)
+    chosen = chosen or StudyKeys()
     keys = _with_chosen(varying if varied is None else varied, chosen, jobs)
     joined = read_all(jobs, keys)
     names, statuses, _, tables, final = joined

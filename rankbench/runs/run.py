@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ import pandas as pd
 import yaml
 
 from rankbench.compatibility import check
-from rankbench.config import BaseConfig, TrainConfig, conf_dir
+from rankbench.config import BaseConfig, TrainConfig
 from rankbench.keys import ConfigError, closest, typed_config
 from rankbench.runs.files import OUTPUTS, by_time, naming, regular, sync, write_json, write_text
 from rankbench.runs.records import checksum, read_json, read_yaml
@@ -54,6 +53,7 @@ WORDS = (
 FREE_KEYS: tuple[str, ...] = ("out", "plugins", "beyond_memory", "analysis", "claims", "published", "figures")
 FREE_KEYS += ("objective", "trainer.keep_state", "trainer.writers")
 FREE_KEYS += ("trainer.compile",)  # a run keeps its recorded step
+LATER_KEYS = ("objective", "plugins", "beyond_memory", "figures")  # older runs lack them; what they did is the default
 LENGTHS = ("trainer.steps", "trainer.epochs")  # a run can be given more of them
 TO_THE_END = ("linear", "cosine")  # schedules whose rates depend on the number of steps
 # parts of environment.json on which rounding can depend; source distinguishes uncommitted changes of one commit
@@ -182,7 +182,7 @@ class Run:
         """By key, the values in the run's folder and in `cfg`, where they differ in a way that changes the numbers."""
         if not (self.folder / "config.yaml").exists() or not self.has_begun:
             return {}
-        changed = sorted(differences(self._plain_config(), dataclasses.asdict(cfg)).items())
+        changed = sorted(differences(dataclasses.asdict(self.config), dataclasses.asdict(cfg)).items())
         return {key: values for key, values in changed if not {key, key.partition(".")[0]} & set(FREE_KEYS)}
 
     def is_lengthened(self, cfg: TrainConfig) -> bool:
@@ -299,14 +299,21 @@ class Run:
 
     @property
     def config(self) -> TrainConfig:
-        """The run's config, read from its folder and checked; ConfigError if it is missing or not valid."""
+        """The run's config, read from its folder and checked; ConfigError if it is missing or not valid.
+
+        A key of the model, the optimizer or the trainer that is newer than the run has its default, which does what
+        was done before there was a choice.
+        """
         plain, path = self._plain_config(), self.folder / "config.yaml"
         if "observe" in plain:
             raise ConfigError(
                 f"run={self.folder}: a training watched by rankbench.observe, whose network is not here; "
                 f"`rankbench report runs={self.folder}` gathers it, rankbench.Run(folder).table reads its tables"
             )
-        required = (field.name for field in dataclasses.fields(TrainConfig))
+        trainer = plain.get("trainer")
+        if isinstance(trainer, dict) and "tensorboard" in trainer:  # as it was before trainer.writers
+            plain["trainer"] = {"writers": ["tensorboard"] if trainer.pop("tensorboard") else []} | trainer
+        required = (field.name for field in dataclasses.fields(TrainConfig) if field.name not in LATER_KEYS)
         if (missing := next((name for name in required if name not in plain), None)) is not None:
             raise ConfigError(f"{path}: not a run's config: it has no {missing}; put back the file that was there")
         try:
@@ -319,7 +326,7 @@ class Run:
     def _plain_config(self) -> dict[str, Any]:
         path = self.folder / "config.yaml"
         try:
-            return _with_later_keys(read_yaml(path))
+            return read_yaml(path)
         except (FileNotFoundError, NotADirectoryError):
             if inside := sorted(path.parent for path in self.folder.glob("*/config.yaml")):
                 raise ConfigError(
@@ -421,32 +428,6 @@ def _check_growing(table: pd.DataFrame, path: Path) -> None:
     numbers = table.columns.difference(WORDS, sort=False) if len(table) else ()
     if wrong := [name for name in numbers if not pd.api.types.is_numeric_dtype(table[name])]:
         raise ConfigError(f"{path}: {wrong[0]} has an entry that is no number; put back the file that was there")
-
-
-def _with_later_keys(plain: dict[str, Any]) -> dict[str, Any]:
-    """Fill in keys that are newer than the run: the shipped value of a new key is the behaviour before it existed."""
-    training = _shipped("training")
-    shipped = {
-        "model": _shipped("model/transformer"),
-        "optimizer": _shipped("optimizer/adam"),
-        "trainer": training["trainer"],
-    }
-    base = _shipped("base")
-    if isinstance(stored := plain.get("trainer"), dict) and "tensorboard" in stored:  # as it was before trainer.writers
-        others = {key: value for key, value in stored.items() if key != "tensorboard"}
-        plain = plain | {"trainer": {"writers": ["tensorboard"] if stored["tensorboard"] else []} | others}
-    if isinstance(stored := plain.get("trainer"), dict) and isinstance(stored.get("compile"), bool):  # before auto
-        plain = plain | {"trainer": stored | {"compile": str(stored["compile"]).lower()}}
-    later = {"objective": training["objective"]} | {key: base[key] for key in ("plugins", "beyond_memory", "figures")}
-    for section, values in shipped.items():
-        if isinstance(stored := plain.get(section), dict):
-            later[section] = {key: value for key, value in values.items() if "${" not in str(value)} | stored
-    return plain | later | {key: plain[key] for key in plain if key not in shipped}
-
-
-@cache
-def _shipped(name: str) -> dict[str, Any]:
-    return yaml.safe_load((conf_dir() / f"{name}.yaml").read_text(encoding="utf-8"))
 
 
 def _is_a_seeds_row(row: Any) -> bool:
