@@ -249,7 +249,7 @@ def test_bounds_stand_where_they_apply_and_heads_are_above_them(network, model_c
     for changes in ({"mask": "none"}, {"layers": 2}, {"skip": True}):
         other = network(heads=3, head_width=1, value_width=4, **{**alone, **changes})
         assert "bound_any" not in head_rank.table(subject_of(task, {"initialised": other}), OPTIONS)
-    exact = full_rank_head(model_config(layers=1, heads=1, width=4, positions="none"), 4)
+    exact = full_rank_head(4)
     table = head_rank.table(subject_of(task, {"initialised": exact}), OPTIONS)
     assert table[(table.of == "network") & (table.evaluation == "hard")].error.item() < 1e-28
 

@@ -302,10 +302,10 @@ def test_bounds_of_heads_by_hand(random_network, bias, norm):
     assert not list(entropy_bound.of_heads(masked, batch.inputs[0]))
 
 
-def test_accumulated_weights_are_those_that_make_the_states(model_config):
+def test_accumulated_weights_are_those_that_make_the_states():
     keys = {"width": 6, "layers": 3, "mask": "causal", "skip": True, "skip_scale": 0.7, "branch_scale": 0.3}
     generator = torch.Generator().manual_seed(0)
-    drawn = with_identity_values(drawn_network(model_config(), generator, 6, **keys))
+    drawn = with_identity_values(drawn_network(generator, 6, **keys))
     x_NN = torch.randn(6, 6, dtype=torch.float64, generator=generator)
     weights = [torch.linalg.solve(x_NN, step.output_BND[0], left=False)[-1, 0] for step in run(drawn, x_NN[None])]
     got_L = position_bias.accumulated(drawn, x_NN[None], 0.3)

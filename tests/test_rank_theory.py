@@ -253,9 +253,9 @@ def test_what_is_tried_out_is_what_the_formulas_say(table):
         assert ((both.measured - both.formula).abs() < 5 * error.loc[form].measured / math.sqrt(3)).all(), form
 
 
-def test_the_network_of_two_layers_takes_the_vote_of_its_heads(model_config):
+def test_the_network_of_two_layers_takes_the_vote_of_its_heads():
     queries = on_sphere((7,), 5, generator())
-    network = rank_theory.construction(model_config(layers=1, heads=1, width=5), queries)
+    network = rank_theory.construction(queries)
     batch = rank_theory.pairs(5).sample(200, generator(1))
     outputs = network(batch.inputs)[:, -1]
     for points, output in zip(batch.inputs, outputs, strict=True):

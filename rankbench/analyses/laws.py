@@ -59,7 +59,7 @@ def _rows(subject: Subject, options: Options) -> Iterator[tuple[str, str, str, f
         measured = law.simulated(generator_for(subject.seed, "simulated law"), **sizes)
         yield from ((setup, "simulated", parameter, x, value) for setup, parameter, x, value in measured)
     if law.network is not None:
-        measured = law.network(subject.network.cfg, generator_for(subject.seed, "network of law"), **sizes)
+        measured = law.network(generator_for(subject.seed, "network of law"), **sizes)
         yield from ((setup, "network", parameter, x, value) for setup, parameter, x, value in measured)
 
 

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from rankbench.analyses.analysis import Analysis, Subject
 from rankbench.analyses.head_rank import hard
-from rankbench.config import ModelConfig
 from rankbench.keys import key
 from rankbench.measures import amsel_theory as theory
 from rankbench.model.bare import bare_network
@@ -48,7 +47,7 @@ class Options:
 
 def table(subject: Subject, options: Options) -> pd.DataFrame:
     """A row for each number that a formula or an experiment gives."""
-    rows = [*_bounds(options), *_random_heads(subject.network.cfg, subject.seed, options)]
+    rows = [*_bounds(options), *_random_heads(subject.seed, options)]
     rows += [*_generalised_heads(subject.seed, options), *_matrices(subject.seed, options)]
     return pd.DataFrame(rows).astype({"heads": float})
 
@@ -71,11 +70,11 @@ def _bounds(options: Options) -> Iterator[dict]:
 
 
 @torch.no_grad()
-def _random_heads(cfg: ModelConfig, seed: int, options: Options) -> Iterator[dict]:
+def _random_heads(seed: int, options: Options) -> Iterator[dict]:
     for dimension in options.dimensions:
         task = pairs(dimension)
         batch = task.sample(options.samples, generator_for(seed, "rank theory"))
-        network = hard(full_rank_head(cfg, dimension))
+        network = hard(full_rank_head(dimension))
         yield _row("error", "full_rank", "measured", dimension, dimension, 1, *_error(network, batch))
         right = (1 + theory.agreement(dimension)) / 2
         yield _row("right", "one_random_head", "formula", dimension, 1, 1, right)
@@ -104,7 +103,7 @@ def _random_heads(cfg: ModelConfig, seed: int, options: Options) -> Iterator[dic
             yield _row("error", "majority_vote", "formula", *size, theory.majority_vote(dimension, heads))
             yield _row("error", "majority_vote", "measured", *size, *_moments(2 * wrong_B))
             if heads % 2:  # an even number of heads can tie, which gives no vote
-                network = construction(cfg, queries_HD)
+                network = construction(queries_HD)
                 yield _row("error", "construction", "measured", *size, *_error(network, batch))
 
 
@@ -151,10 +150,10 @@ def pairs(dimension: int) -> NearestNeighbor:
 
 
 @torch.no_grad()
-def full_rank_head(cfg: ModelConfig, dimension: int) -> Transformer:
-    """One head of full rank, W_QK = W_VO = 1: with hardmax it is exactly the nearest neighbour. cfg: of any model."""
+def full_rank_head(dimension: int) -> Transformer:
+    """One head of full rank, W_QK = W_VO = 1: with hardmax it is exactly the nearest neighbour."""
     sizes = {"width": dimension, "layers": 1, "heads": 1, "head_width": dimension}
-    network = _network(cfg, dimension, **sizes, skip=False, positions="none")
+    network = _network(dimension, **sizes, skip=False, positions="none")
     eye = torch.eye(dimension, dtype=torch.float64)
     (attention,) = network.attentions
     attention.qkv.weight.copy_(eye.repeat(3, 1))
@@ -165,18 +164,18 @@ def full_rank_head(cfg: ModelConfig, dimension: int) -> Transformer:
 
 
 @torch.no_grad()
-def construction(cfg: ModelConfig, queries_HD: Tensor) -> Transformer:
+def construction(queries_HD: Tensor) -> Transformer:
     """Two layers of rank-1 hardmax heads: random heads vote for one of two points, then one head looks it up.
 
     Tokens are (point, index, tally, answer): the index is +1, -1 and 0 for the query, from learned positions. Layer 1:
     the query attends by head h to the point of larger (x.q_h)(q_h.y) and adds its index to the tally. Layer 2: one head
-    compares the tally with the indices and copies the winning point to the answer. cfg: of any model.
+    compares the tally with the indices and copies the winning point to the answer.
     """
     heads, dimension = queries_HD.shape
     width = 2 * dimension + 2
     index, tally, answer = dimension, dimension + 1, slice(dimension + 2, width)
     sizes = {"width": width, "layers": 2, "heads": heads, "head_width": 1, "value_width": dimension}
-    network = _network(cfg, dimension, **sizes, skip=True, positions="learned")
+    network = _network(dimension, **sizes, skip=True, positions="learned")
     eye = torch.eye(dimension, dtype=torch.float64)
     network.read_in.weight[:dimension] = eye
     network.read_out.weight[:, answer] = eye
@@ -194,10 +193,10 @@ def construction(cfg: ModelConfig, queries_HD: Tensor) -> Transformer:
     return hard(network)
 
 
-def _network(cfg: ModelConfig, dimension: int, **keys: object) -> Transformer:
+def _network(dimension: int, **keys: object) -> Transformer:
     """Network of attention to all other tokens, without norms, MLPs and biases; float64, every weight 0."""
     around = {"mask": "others", "read_in": "linear", "read_out": "linear"}
-    network = bare_network(cfg, dimension, dimension, 3, **(around | keys))
+    network = bare_network(dimension, dimension, 3, **(around | keys))
     for parameter in network.parameters():
         parameter.zero_()
     return network

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from rankbench.config import ModelConfig
 from rankbench.measures.law import CLAIMED, CONTROL, Predicted
 from rankbench.model.bare import drawn_network
 from rankbench.model.transformer import Transformer
@@ -35,7 +34,7 @@ def predicted(tokens: int, layers: int, **_: int) -> Predicted:
         yield from ((name, layer, weight_of_first(tokens, layer, share)) for layer in range(1, layers + 1))
 
 
-def drawn_with(cfg: ModelConfig, generator: torch.Generator, tokens: int, share: Fraction, **keys: Any) -> Transformer:
+def drawn_with(generator: torch.Generator, tokens: int, share: Fraction, **keys: Any) -> Transformer:
     """A network drawn for these keys whose layers are (1 - share) x + share attention(x)."""
     scales = {"skip": share < 1, "skip_scale": float(1 - share), "branch_scale": float(share)}
-    return drawn_network(cfg, generator, tokens, **scales, **keys)
+    return drawn_network(generator, tokens, **scales, **keys)

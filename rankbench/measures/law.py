@@ -22,9 +22,8 @@ class Law:
     """A published law, with the set-up that it is about (claimed) and one in which it must fail (control).
 
     sizes: its sizes and their usual values. predicted(**sizes): its closed form. simulated(generator, **sizes) and
-    network(cfg, generator, **sizes): measurements of one seed at the same parameters and x, in both set-ups; None if
-    there is none. cfg: the config of any Transformer of rankbench, as in rankbench.model.bare. x_label and value_label
-    name the axes; log_x and log_value make them logarithmic.
+    network(generator, **sizes): measurements of one seed at the same parameters and x, in both set-ups; None if there
+    is none. x_label and value_label name the axes; log_x and log_value make them logarithmic.
     """
 
     sizes: dict[str, int]

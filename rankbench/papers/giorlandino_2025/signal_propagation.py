@@ -31,7 +31,6 @@ import torch
 from numpy.polynomial.hermite_e import hermegauss
 from torch import Tensor
 
-from rankbench.config import ModelConfig
 from rankbench.measures.law import CLAIMED, CONTROL, Law, Measured, Predicted, mean_cosine
 from rankbench.model.bare import drawn_network, with_identity_values
 from rankbench.model.network import run
@@ -131,16 +130,14 @@ def predicted(tokens: int, layers: int, **_: int) -> Predicted:
         yield from ((name, layer, c) for layer, c in zip(range(layers + 1), cosines(*variant, tokens), strict=False))
 
 
-def network(
-    cfg: ModelConfig, generator: torch.Generator, tokens: int, layers: int, width: int, samples: int
-) -> Measured:
+def network(generator: torch.Generator, tokens: int, layers: int, width: int, samples: int) -> Measured:
     """The same for networks on random tokens: mean cosine of two tokens, mean over `samples` networks."""
     for name, variant in VARIANTS.items():
         sums = {setup: [0.0] * (layers + 1) for setup in (CLAIMED, CONTROL)}
         for _ in range(samples):
             noise_ND = torch.randn(tokens + 1, width, dtype=torch.float64, generator=generator)
             x_ND = math.sqrt(FIRST_COSINE) * noise_ND[:1] + math.sqrt(1 - FIRST_COSINE) * noise_ND[1:]
-            drawn = _drawn(cfg, generator, tokens, *variant, layers=layers, width=width)
+            drawn = _drawn(generator, tokens, *variant, layers=layers, width=width)
             for setup, sum_by_layer in sums.items():
                 used = drawn if setup == CLAIMED else with_identity_values(drawn)
                 sum_by_layer[0] += mean_cosine(x_ND)
@@ -151,12 +148,10 @@ def network(
             yield from ((setup, name, layer, total / samples) for layer, total in enumerate(sum_by_layer))
 
 
-def _drawn(
-    cfg: ModelConfig, generator: torch.Generator, tokens: int, norm: str, centred: bool, beta: float, **sizes: int
-) -> Transformer:
+def _drawn(generator: torch.Generator, tokens: int, norm: str, centred: bool, beta: float, **sizes: int) -> Transformer:
     keys = {"norm": norm, "mix_uniform": -float(centred), "temperature": 1 / (beta * math.sqrt(math.log(tokens)))}
     keys |= {"skip": True, "mlp": True, "mlp_skip": True, "mlp_gain": math.sqrt(WEIGHT_VARIANCE), "bias": True}
-    drawn = drawn_network(cfg, generator, tokens, **sizes, **keys)
+    drawn = drawn_network(generator, tokens, **sizes, **keys)
     for block in drawn.blocks:
         for linear in (block.attention.qkv, block.attention.out):
             linear.bias.zero_()

@@ -7,19 +7,18 @@ Shapes: N query token, M key token, D width, L layer.
 
 import torch
 
-from rankbench.config import ModelConfig
 from rankbench.measures.causal_averages import MASKS, SHARES, drawn_with, predicted
 from rankbench.measures.law import Law, Measured
 from rankbench.model.bare import UNIFORM, with_identity_values
 from rankbench.model.network import run
 
 
-def network(cfg: ModelConfig, generator: torch.Generator, tokens: int, layers: int) -> Measured:
+def network(generator: torch.Generator, tokens: int, layers: int) -> Measured:
     """The weight for networks with W_V W_O = 1: the weights that turn random tokens into their states."""
     x_NN = torch.randn(tokens, tokens, dtype=torch.float64, generator=generator)
     for setup, mask in MASKS.items():
         for name, share in SHARES.items():
-            drawn = drawn_with(cfg, generator, tokens, share, width=tokens, layers=layers, mask=mask, **UNIFORM)
+            drawn = drawn_with(generator, tokens, share, width=tokens, layers=layers, mask=mask, **UNIFORM)
             for layer, step in enumerate(run(with_identity_values(drawn), x_NN[None]), 1):
                 weights_NN = torch.linalg.solve(x_NN, step.output_BND[0], left=False)
                 yield setup, name, layer, weights_NN[-1, 0].item()

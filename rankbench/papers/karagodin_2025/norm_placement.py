@@ -27,7 +27,6 @@ import scipy
 import torch
 from torch import Tensor
 
-from rankbench.config import ModelConfig
 from rankbench.measures.law import CLAIMED, CONTROL, Law, Measured, Predicted, mean_cosine
 from rankbench.model.bare import drawn_network, with_identity_maps
 
@@ -163,7 +162,7 @@ def _measured_layers(layers: int) -> range:
     return range(every, layers + 1, every)
 
 
-def network_of_meeting(cfg: ModelConfig, generator: torch.Generator, tokens: int, layers: int) -> Measured:
+def network_of_meeting(generator: torch.Generator, tokens: int, layers: int) -> Measured:
     """The same for networks with K = Q = V = 1 whose layers are short steps, on tokens in orthogonal directions."""
     x_NN = torch.linalg.qr(torch.randn(tokens, tokens, dtype=torch.float64, generator=generator)).Q
     keys = {"width": tokens, "layers": 1, "norm_kind": "l2norm", "norm_affine": False, "skip": True}
@@ -172,7 +171,7 @@ def network_of_meeting(cfg: ModelConfig, generator: torch.Generator, tokens: int
     for setup, alone in ((CLAIMED, 0.0), (CONTROL, 1.0)):
         for place in PLACES:
             mixes = {"mix_attention": 1 - alone, "mix_identity": alone}
-            drawn = with_identity_maps(drawn_network(cfg, generator, tokens, norm=place.lower(), **keys, **mixes))
+            drawn = with_identity_maps(drawn_network(generator, tokens, norm=place.lower(), **keys, **mixes))
             x_1ND = x_NN[None]
             for layer in range(1, layers + 1):
                 x_1ND = drawn.sublayers[0](x_1ND)  # all layers are the same

@@ -12,7 +12,6 @@ Shapes: N token.
 
 import torch
 
-from rankbench.config import ModelConfig
 from rankbench.measures.law import CLAIMED, CONTROL, Law, Measured, Predicted
 from rankbench.model.bare import bare_network, with_identity_maps
 
@@ -31,10 +30,10 @@ def predicted(tokens: int) -> Predicted:
     yield from (("one head of width 1", size, derivative(size, tokens)) for size in SIZES)
 
 
-def network(cfg: ModelConfig, generator: torch.Generator, tokens: int) -> Measured:
+def network(generator: torch.Generator, tokens: int) -> Measured:
     """The same by automatic differentiation of a layer, with a random bias of the keys."""
     key_bias = torch.randn(1, dtype=torch.float64, generator=generator).item()
-    layer = with_identity_maps(bare_network(cfg, 1, 1, tokens, width=1, layers=1, bias=True)).attentions[0]
+    layer = with_identity_maps(bare_network(1, 1, tokens, width=1, layers=1, bias=True)).attentions[0]
     layer.out.bias.zero_()
     signs_N = torch.tensor([0.0] + [1.0, -1.0] * (tokens // 2), dtype=torch.float64)
     for setup, biases in ((CLAIMED, [BIAS, key_bias, 0.0]), (CONTROL, [0.0, 0.0, 0.0])):

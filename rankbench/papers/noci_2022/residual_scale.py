@@ -13,7 +13,6 @@ Shapes: N token, D width.
 import torch
 from torch import Tensor
 
-from rankbench.config import ModelConfig
 from rankbench.measures.law import CLAIMED, CONTROL, Law, Measured, Predicted
 from rankbench.model.bare import UNIFORM, drawn_network, with_identity_values
 from rankbench.model.network import run
@@ -38,14 +37,14 @@ def predicted(tokens: int, layers: int, **_: int) -> Predicted:
         yield from ((name, layer, cosine(scale, tokens, layer)) for layer in range(layers + 1))
 
 
-def network(cfg: ModelConfig, generator: torch.Generator, tokens: int, layers: int, samples: int) -> Measured:
+def network(generator: torch.Generator, tokens: int, layers: int, samples: int) -> Measured:
     """The same for networks: mean product of two tokens over mean square of one, each over `samples` networks."""
     for name, scale in _scales(layers).items():
         for setup in (CLAIMED, CONTROL):
             sums_2L = torch.zeros(2, layers + 1, dtype=torch.float64)
             for _ in range(samples):
                 keys = {"width": WIDTH * tokens, "layers": layers, "skip": True, "branch_scale": scale}
-                drawn = drawn_network(cfg, generator, tokens, **keys, **UNIFORM)
+                drawn = drawn_network(generator, tokens, **keys, **UNIFORM)
                 sums_2L += _products(drawn if setup == CLAIMED else with_identity_values(drawn), tokens)
             cosine_L = sums_2L[0] / sums_2L[1]
             yield from ((setup, name, layer, value) for layer, value in enumerate(cosine_L.tolist()))

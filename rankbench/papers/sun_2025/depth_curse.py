@@ -10,7 +10,6 @@ Control: post-norm, which resets the variance in every layer.
 
 import torch
 
-from rankbench.config import ModelConfig
 from rankbench.measures.law import CLAIMED, CONTROL, Law, Measured, Predicted
 from rankbench.model.bare import drawn_network
 from rankbench.model.network import run
@@ -31,13 +30,13 @@ def predicted(layers: int, **_: int) -> Predicted:
         yield from ((name, layer, variance(layer, power)) for layer in range(1, layers + 1))
 
 
-def network(cfg: ModelConfig, generator: torch.Generator, tokens: int, layers: int, width: int) -> Measured:
+def network(generator: torch.Generator, tokens: int, layers: int, width: int) -> Measured:
     """The same for networks on random tokens: mean square of the states' entries. model.norm_scale sets s_l."""
     x_1ND = torch.randn(1, tokens, width, dtype=torch.float64, generator=generator)
     for setup, norm in ((CLAIMED, "pre"), (CONTROL, "post")):
         for name, (scale, _) in SCALES.items():
             keys = {"width": width, "layers": layers, "norm": norm, "norm_scale": scale}
-            for step in run(drawn_network(cfg, generator, tokens, **keys, **KEYS), x_1ND):
+            for step in run(drawn_network(generator, tokens, **keys, **KEYS), x_1ND):
                 if step.sublayer.kind == "mlp":
                     yield setup, name, step.sublayer.layer, step.output_BND.square().mean().item()
 

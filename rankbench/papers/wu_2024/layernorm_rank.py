@@ -22,7 +22,6 @@ import math
 import scipy
 import torch
 
-from rankbench.config import ModelConfig
 from rankbench.measures.law import CLAIMED, CONTROL, Law, Measured, Predicted
 from rankbench.model.bare import UNIFORM, drawn_network, with_identity_values
 from rankbench.model.network import run
@@ -59,10 +58,10 @@ def predicted(tokens: int, **_: int) -> Predicted:
             yield f"token {token}", ratio, state[0]
 
 
-def network(cfg: ModelConfig, generator: torch.Generator, tokens: int, layers: int) -> Measured:
+def network(generator: torch.Generator, tokens: int, layers: int) -> Measured:
     """The same after this many layers of a network, from random tokens, with token i in the first i directions."""
     keys = {"width": tokens, "layers": layers, "mask": "causal", "norm": "post", "norm_kind": "rmsnorm", **UNIFORM}
-    drawn = with_identity_values(drawn_network(cfg, generator, tokens, **keys))
+    drawn = with_identity_values(drawn_network(generator, tokens, **keys))
     x_ND = torch.randn(tokens, tokens, dtype=torch.float64, generator=generator).tril()
     for ratio in RATIOS:
         for setup in (CLAIMED, CONTROL):

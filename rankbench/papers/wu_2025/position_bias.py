@@ -12,7 +12,6 @@ Shapes: B sequence, H head, N query token, M key token, D width, L layer.
 import torch
 from torch import Tensor
 
-from rankbench.config import ModelConfig
 from rankbench.measures.causal_averages import MASKS, SHARES, drawn_with, predicted
 from rankbench.measures.law import Law, Measured
 from rankbench.model.network import attention_steps
@@ -21,16 +20,14 @@ from rankbench.model.transformer import Transformer
 HEADS = 4
 
 
-def network(
-    cfg: ModelConfig, generator: torch.Generator, tokens: int, layers: int, width: int, samples: int
-) -> Measured:
+def network(generator: torch.Generator, tokens: int, layers: int, width: int, samples: int) -> Measured:
     """The weight for networks with random queries and keys, mean over `samples` networks."""
     for setup, mask in MASKS.items():
         for name, share in SHARES.items():
             keys = {"width": width, "layers": layers, "mask": mask, "heads": HEADS, "norm": "pre"}
             sums_L = torch.zeros(layers, dtype=torch.float64)
             for _ in range(samples):
-                drawn = drawn_with(cfg, generator, tokens, share, **keys)
+                drawn = drawn_with(generator, tokens, share, **keys)
                 x_1ND = torch.randn(1, tokens, width, dtype=torch.float64, generator=generator)
                 sums_L += accumulated(drawn, x_1ND, float(share))
             yield from ((setup, name, layer, value / samples) for layer, value in enumerate(sums_L.tolist(), 1))
