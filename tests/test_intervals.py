@@ -8,7 +8,15 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankbench.runs.intervals import LEVEL, POWER, interval95, num_to_decide, p_value
+from rankbench.runs.intervals import (
+    LEVEL,
+    POWER,
+    interval95,
+    num_to_decide,
+    p_value,
+    paired_difference,
+    unpaired_difference,
+)
 
 every = settings(max_examples=50, deadline=None)
 SCALES = {"real": (-3.0, 3.0), "share": (0.05, 0.95), "positive": (0.1, 9.0)}
@@ -132,3 +140,45 @@ def test_the_interval_of_equal_values_holds_their_mean(scale):
         assert interval.low <= interval.mean <= interval.high
     interval = interval95([1 / 6] * 3, scale)
     assert interval.low <= interval.mean <= interval.high
+
+
+@every
+@given(st.lists(st.tuples(st.floats(-5, 5), st.floats(-5, 5)), min_size=2, max_size=9))
+def test_a_paired_difference_is_that_of_scipys_test_of_pairs(pairs):
+    first, second = np.array(pairs).T
+    if not varied(first - second):
+        return
+    wanted = scipy.stats.ttest_rel(first, second)
+    ends = wanted.confidence_interval(0.95)
+    interval, p = paired_difference(first, second)
+    assert (interval.low, interval.high) == pytest.approx((ends.low, ends.high), rel=1e-6, abs=1e-9)
+    assert p == pytest.approx(wanted.pvalue, rel=1e-6, abs=1e-12)
+    assert (p < 2 * LEVEL) == (interval.low > 0 or interval.high < 0) or abs(p - 2 * LEVEL) < 1e-9
+
+
+def test_pairs_that_differ_by_rounding_have_no_difference_and_one_pair_has_no_interval():
+    # without the guard every pair differs by 2e-16 of its size, with hardly any spread
+    first = np.array([3.0, 5.0, 7.0])
+    interval, p = paired_difference(first, np.nextafter(first, np.inf))
+    assert (interval.mean, interval.low, interval.high, p) == (0, 0, 0, 1)
+    interval, p = paired_difference([0.5], [0.25])
+    assert interval.mean == 0.25 and np.isnan([interval.low, interval.high, p]).all()
+
+
+@every
+@given(st.lists(st.floats(-5, 5), min_size=2, max_size=9), st.lists(st.floats(-5, 5), min_size=2, max_size=9))
+def test_an_unpaired_difference_is_that_of_scipys_welch_test(first, second):
+    if not (varied(first) and varied(second)):
+        return
+    wanted = scipy.stats.ttest_ind(first, second, equal_var=False)
+    ends = wanted.confidence_interval(0.95)
+    interval, p = unpaired_difference(first, second)
+    assert (interval.low, interval.high) == pytest.approx((ends.low, ends.high), rel=1e-6, abs=1e-9)
+    assert p == pytest.approx(wanted.pvalue, rel=1e-6, abs=1e-12)
+
+
+def test_an_unpaired_difference_without_spread_is_a_point_and_of_one_value_has_no_interval():
+    interval, p = unpaired_difference([2.0, 2.0], [1.0, 1.0])
+    assert (interval.low, interval.high, p) == (1, 1, 0)
+    interval, p = unpaired_difference([2.0], [1.0, 1.5])
+    assert interval.mean == 0.75 and np.isnan([interval.low, interval.high, p]).all()

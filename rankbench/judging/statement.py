@@ -15,7 +15,7 @@ import pandas as pd
 
 from rankbench.judging.claim import BROKEN, FAILED, HELD, NOTHING, PASSED, UNDECIDED, published_text, verdict_line
 from rankbench.judging.registries import paper_of
-from rankbench.runs.intervals import LEVEL
+from rankbench.runs.intervals import LEVEL, holm
 
 PARTLY = "partly held"
 OUTCOMES = (HELD, PARTLY, FAILED, UNDECIDED)  # of a statement; a check is passed, broken or undecided
@@ -142,10 +142,9 @@ def with_holm(statements: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """
     adjusted: dict[str, float] = {}
     for claims in by_paper(statements).values():
-        family = sorted((row for row in claims if _number(row["p_value"])), key=itemgetter("p_value"))
-        so_far = 0.0
-        for rank, row in enumerate(family):
-            so_far = adjusted[row["claim"]] = max(so_far, min(1.0, (len(family) - rank) * row["p_value"]))
+        family = [row for row in claims if _number(row["p_value"])]
+        p_values = holm([row["p_value"] for row in family])
+        adjusted |= {row["claim"]: p_holm for row, p_holm in zip(family, p_values, strict=True)}
     return [_after_holm(row, adjusted.get(row["claim"], math.nan)) for row in statements]
 
 

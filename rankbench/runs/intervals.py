@@ -1,6 +1,7 @@
 """The mean of one number per seed: its 95 % interval, its p-value against a line, and how many seeds would decide.
 
 All three use the same distribution, so that the interval excludes a line on the claimed side where p is below LEVEL.
+Also the difference of two means, paired or not, and p-values of several tests adjusted together.
 """
 
 import bisect
@@ -16,6 +17,7 @@ import scipy
 LEVEL = 0.025  # one-sided level that belongs to an interval of 95 %
 POWER = 0.8
 MOST_REPEATS = 10_000  # repeats beyond which a number counts as lying on the line
+SAME = 1e-9  # relative difference of two numbers that are the same up to rounding
 FAR = 30.0  # standard errors at which a test of any size has a power of .97 or more; SciPy loses digits farther out
 
 Numbers: TypeAlias = float | np.ndarray | pd.Series
@@ -28,7 +30,7 @@ class Interval(NamedTuple):
     mean: float
     low: float
     high: float
-    method: str  # t | t of logits | t of logarithms | Clopper-Pearson | none
+    method: str  # t | t of logits | t of logarithms | Clopper-Pearson | Welch | none
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,40 @@ def p_value(values: Values, line: float, side: int, scale: str = "real") -> floa
         alternative = "greater" if side > 0 else "less"
         return float(scipy.stats.binomtest(int(np.sum(values)), len(values), line, alternative).pvalue)
     return _mean(values, scale).p_value(line, side) if len(values) > 1 else math.nan
+
+
+def paired_difference(first: Values, second: Values) -> tuple[Interval, float]:
+    """Mean of first - second, with its 95 % interval, and the two-sided p-value of Student's test that it is 0 (nan for
+    one pair). Pairs that agree to SAME of their size have no difference: it would be rounding."""
+    first, second = np.asarray(first, dtype=float), np.asarray(second, dtype=float)
+    differences = np.where(np.isclose(first, second, rtol=SAME, atol=0), 0.0, first - second)
+    one_sided = min(p_value(differences, 0.0, +1), p_value(differences, 0.0, -1))
+    return interval95(differences), min(1.0, 2 * one_sided) if len(differences) > 1 else math.nan
+
+
+def unpaired_difference(first: Values, second: Values) -> tuple[Interval, float]:
+    """Difference of the means, first - second, with its 95 % interval, and the two-sided p-value of Welch's test that
+    it is 0; nan if either has one value only."""
+    difference, counts = float(np.mean(first) - np.mean(second)), np.array([len(first), len(second)])
+    if counts.min() < 2:
+        return Interval(difference, math.nan, math.nan, "none"), math.nan
+    squares = np.array([np.var(first, ddof=1), np.var(second, ddof=1)]) / counts
+    if not squares.any():  # the interval is a point
+        return Interval(difference, difference, difference, "Welch"), float(difference == 0)
+    error, freedom = math.sqrt(squares.sum()), float(squares.sum() ** 2 / (squares**2 / (counts - 1)).sum())
+    half = float(scipy.special.stdtrit(freedom, 1 - LEVEL)) * error
+    p = 2 * float(scipy.stats.t.sf(abs(difference) / error, freedom))
+    return Interval(difference, difference - half, difference + half, "Welch"), p
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """The p-values of several tests, adjusted by Holm's method: where those below a level are rejected, the chance of a
+    single wrong rejection is below that level. nan stands for no test."""
+    adjusted, so_far = [math.nan] * len(p_values), 0.0
+    family = sorted((p, index) for index, p in enumerate(p_values) if not math.isnan(p))
+    for rank, (p, index) in enumerate(family):
+        so_far = adjusted[index] = max(so_far, min(1.0, (len(family) - rank) * p))
+    return adjusted
 
 
 def num_to_decide(values: Values, line: float, side: int, scale: str = "real") -> float:
