@@ -1,6 +1,7 @@
 """`rankbench report` with chosen columns, and `rankbench plot`: against tables written by hand, pandas and SciPy."""
 
 import json
+import re
 
 import numpy as np
 import pandas as pd
@@ -16,10 +17,11 @@ from rankbench.plots.sweep import draw_scatter, draw_sweep
 from rankbench.report.figures import drawable, redraw
 from rankbench.report.jobs import find_runs
 from rankbench.report.report import check_study, gather
-from rankbench.report.study import rank_correlation, values_of
+from rankbench.report.study import rank_correlation, rank_correlations, values_of
 from rankbench.runs.tables import with_errors
 
-RHO = {"rank_correlation": 0.5, "low95": 0.25, "high95": 0.75, "num_seeds": 3}
+RHO = {"over": "configurations", "configuration": "", "rank_correlation": 0.5, "low95": 0.25, "high95": 0.75}
+RHO["num_seeds"] = 3
 WHERE = "weights=initialised,layer=last,sublayer=last"
 RANK = {(2, "pre"): 3.0, (2, "none"): 1.5, (4, "pre"): 2.5, (4, "none"): 1.2}
 
@@ -94,8 +96,6 @@ def test_the_rank_correlation_is_the_mean_of_the_seeds_on_the_scale_of_fisher(ho
 def test_a_column_of_the_table_can_be_the_axis(home, tmp_path, unpainted_here):
     chosen = StudyKeys("layer", "model.norm", "model.layers", ["residual.effective_rank"], "weights=trained")
     runs = find_runs(str(home / "runs"))
-    with pytest.raises(ConfigError, match="differ in sublayer"):
-        check_study(chosen, runs)
     chosen.where += ",sublayer=first"
     gather(runs, tmp_path, chosen=chosen)
     table = pd.read_csv(tmp_path / "residual_effective_rank.csv")
@@ -106,7 +106,14 @@ def test_a_column_of_the_table_can_be_the_axis(home, tmp_path, unpainted_here):
 @pytest.mark.parametrize(
     ("value", "where", "x", "said"),
     [
-        (["residual.effective_rank"], None, None, "differ in weights (trained, initialised)"),
+        (
+            ["residual.effective_rank"],
+            "weights=trained,layer=mean",
+            "dtyp",
+            "no key of these runs, did you mean dtype?",
+        ),
+        (["effective_rank"], None, None, "give it with its table, as in residual.effective_rank"),
+        (["spectrum.share"], None, None, "no run has a table spectrum; measure one run with `rankbench analyze"),
         (["residual.effective_rnk"], None, None, "did you mean residual.effective_rank?"),
         (["residuel.effective_rank"], None, None, "did you mean residual?"),
         (["residual.variant"], None, None, "a column of words"),
@@ -118,7 +125,10 @@ def test_a_column_of_the_table_can_be_the_axis(home, tmp_path, unpainted_here):
         (["test_accuracy"], None, "lyer", "no key of these runs"),
     ],
 )
-def test_what_cannot_be_drawn_is_refused_before_anything_is_written(home, value, where, x, said):
+def test_what_cannot_be_drawn_is_refused_before_anything_is_written(home, value, where, x, said, monkeypatch):
+    needs_rows = ("a column of words", "leaves no row", "compared run by run")
+    if not any(words in said for words in needs_rows):
+        monkeypatch.setattr("rankbench.report.report.read_all", lambda *_: pytest.fail("a table was read for words"))
     with pytest.raises(ConfigError) as refusal:
         check_study(StudyKeys(x, value=value, where=where), find_runs(str(home / "runs")))
     assert said in str(refusal.value)
@@ -135,12 +145,111 @@ def test_a_condition_on_numbers_compares_numbers_and_first_is_of_each_run():
     assert list(values_of(rows, "t.y", "step=20.0", []).y) == [2.0]
 
 
+def test_rows_that_nobody_chose_are_trained_last_and_said(home, tmp_path, unpainted_here):
+    runs = find_runs(str(home / "runs"))
+    chosen = StudyKeys(None, None, None, ["residual.effective_rank", "test_accuracy"], None)
+    check_study(chosen, runs)
+    gather(runs, tmp_path, chosen=chosen)
+    for row in pd.read_csv(tmp_path / "residual_effective_rank.csv").itertuples():
+        layers, norm = list(RANK)[row.run]
+        assert row.effective_rank == pytest.approx(rank_at(layers, norm, layers, "mlp", row.seed), abs=1e-12)
+    captions = re.findall("<figcaption>(.*?)</figcaption>", (tmp_path / "report.html").read_text())
+    said = [caption for caption in captions if "weights=trained, layer=last, sublayer=last (by default)" in caption]
+    assert said[0].startswith("effective rank (residual) by model.layers")
+    assert said[1].startswith("final test accuracy against effective rank (residual)")
+    chosen = StudyKeys(None, None, None, ["residual.effective_rank"], "weights=initialised")
+    gather(runs, tmp_path, chosen=chosen)
+    assert "weights=initialised; layer=last, sublayer=last (by default)" in (tmp_path / "report.html").read_text()
+
+
+def by_head(num_layers=2):
+    """Rows of a table by layer, sub-layer and head, whose values are 100 x layer + 10 x head + seed."""
+    return pd.DataFrame(
+        [
+            {"run": "a", "task": "t", "model": "m", "seed": seed, "layer": layer, "sublayer": sublayer, "head": head}
+            | {"other": layer / 7 + head / 3, "rank": 100 * layer + 10 * head + seed + (sublayer == "mlp") / 2}
+            for seed in (0, 1)
+            for layer in range(num_layers + 1)
+            for sublayer in (("attention", "mlp") if layer else ("input",))
+            for head in (1, 2, 4)
+        ]
+    )
+
+
+def test_heads_are_averaged_by_default_and_layers_where_asked():
+    rows = values_of(by_head(), "t.rank", None, [])
+    assert list(rows["rank"]) == pytest.approx([200.5 + 70 / 3, 201.5 + 70 / 3])
+    assert rows.attrs["by_default"] == "layer=last, sublayer=last, head=mean"
+    rows = values_of(by_head(), "t.rank", "sublayer=mlp,layer=mean,head=4", [])
+    assert list(rows["rank"]) == pytest.approx([190.5, 191.5]) and not rows.attrs["by_default"]
+    rows = values_of(by_head(), "t.rank", "head=2", [])
+    assert list(rows["rank"]) == [220.5, 221.5]
+
+
+def test_along_the_layers_the_last_sublayer_of_each_counts():
+    rows = values_of(by_head(), "t.rank", "head=2", ["layer"])
+    assert list(rows["rank"][rows.seed == 0]) == [20, 120.5, 220.5]
+    assert rows.attrs["by_default"] == "sublayer=last"
+
+
+def test_measurements_of_different_things_are_not_chosen_by_default():
+    both = pd.concat([by_head().assign(matrix="qk"), by_head().assign(matrix="vo")])
+    both = both[["run", "seed", "layer", "sublayer", "head", "matrix", "rank"]]
+    with pytest.raises(ConfigError, match="differ in matrix \\(qk, vo\\); choose one of each"):
+        values_of(both, "t.rank", None, [])
+
+
+def noisy(num_configurations, num_seeds=8):
+    rng = np.random.default_rng(0)
+    rows = pd.DataFrame({"k": np.repeat(range(num_configurations), num_seeds)})
+    rows = rows.assign(seed=list(range(num_seeds)) * num_configurations, x=rng.normal(size=len(rows)))
+    return rows.assign(y=rows.x + rng.normal(size=len(rows)))
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_few_configurations_are_correlated_over_their_seeds(count):
+    rows = noisy(count)
+    found = rank_correlations(rows, "x", "y", ["k"])
+    assert [(row["over"], row["configuration"]) for row in found] == [("seeds", f"k={k}") for k in range(count)]
+    for row, (_, part) in zip(found, rows.groupby("k"), strict=True):
+        r = stats.spearmanr(part.x, part.y).statistic
+        error = np.sqrt((1 + r**2 / 2) / 5)  # Bonett and Wright, for 8 seeds
+        ends = np.tanh(stats.norm.ppf([0.025, 0.975], np.arctanh(r), error))
+        assert (row["rank_correlation"], row["low95"], row["high95"]) == pytest.approx((r, *ends))
+    assert [row["over"] for row in rank_correlations(noisy(3), "x", "y", ["k"])] == ["configurations"]
+
+
+def test_too_few_seeds_have_no_correlation_and_the_figure_says_so():
+    few = noisy(1, 2)
+    figure = draw_scatter(few, "x", "y", ["k"], {"": rank_correlations(few, "x", "y", ["k"])})
+    assert figure.axes[0].get_title() == "no rank correlation over 2 seeds: too few or equal values"
+
+
+def test_a_scatter_names_each_configuration_and_gives_it_a_colour():
+    rows = noisy(2, 5).rename(columns={"k": "model.layers"}).replace({"model.layers": {0: 2, 1: 4}})
+    keys = ["model.layers"]
+    figure = draw_scatter(rows, "x", "y", keys, {"": rank_correlations(rows, "x", "y", keys)})
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["2 layers", "4 layers"]
+    lines = [line for line in figure.axes[0].lines if line.get_linestyle() == "None"]
+    assert len({(line.get_color(), line.get_marker()) for line in lines}) == 2
+    first, second = figure.axes[0].get_title().splitlines()
+    assert first.startswith("2 layers: rank correlation over 5 seeds ") and second.startswith("4 layers: ")
+
+
+def test_one_run_alone_has_its_scatter_over_seeds(home, tmp_path, unpainted_here):
+    chosen = StudyKeys(None, None, None, ["residual.effective_rank", "test_accuracy"], None)
+    gather(find_runs(str(home / "runs" / "0")), tmp_path, chosen=chosen)
+    (row,) = pd.read_csv(tmp_path / "correlations.csv").to_dict("records")
+    assert (row["over"], row["num_seeds"], row["rank_correlation"]) == ("seeds", 3, pytest.approx(1.0))
+    assert (tmp_path / "test_accuracy_by_residual_effective_rank.png").exists()
+
+
 def test_a_wide_column_has_a_logarithmic_axis_and_a_positive_interval():
     rows = pd.DataFrame({"k": [1, 1, 1, 2, 2, 2], "seed": [0, 1, 2] * 2, "residual": [1e-9, 5e-9, 4e-8, 1.0, 0.9, 0.8]})
     (axes,) = draw_sweep(rows, "k", value="residual").axes
     assert axes.get_yscale() == "log"
     assert min(low for segment in axes.collections[0].get_segments() for _, low in segment) > 0
-    (axes,) = draw_scatter(rows.assign(z=[1, 2, 3, 4, 5, 6]), "residual", "z", ["k"], {"": RHO}).axes
+    (axes,) = draw_scatter(rows.assign(z=[1, 2, 3, 4, 5, 6]), "residual", "z", ["k"], {"": [RHO]}).axes
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "linear")
     assert axes.get_title() == "rank correlation 0.50 (0.25 to 0.75)"
 

@@ -1,5 +1,6 @@
 """The figures of a sweep: numbers of its runs against the keys that varied, and against each other."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,8 @@ from rankbench.plots.figure import (
 from rankbench.plots.names import in_a_paper, key_in_words
 from rankbench.plots.style import GREY, colour_of, dashes_of, marker_of, panel_size
 from rankbench.runs.tables import booleans_as_words, mean_and_spread, over_seeds
+
+MOST_NAMED = 12  # configurations that each have a colour and a name in a scatter plot
 
 
 @styled
@@ -94,28 +97,45 @@ def draw_scatter(
     x: str,
     y: str,
     keys: list[str],
-    correlations: dict[Any, dict[str, float]],
+    correlations: dict[Any, list[dict[str, Any]]],
     series: str | None = None,
     facet: str | None = None,
 ) -> Figure:
     """One column of the runs against another: a mark for each configuration, as means over seeds; up to ten seeds are
-    points. keys: the columns that distinguish configurations. correlations: by panel, for its title."""
+    points, and all of them where correlations are over seeds. keys: the columns that distinguish configurations, which
+    have a colour and a name each if there are few, else a colour for each value of `series`. correlations: by panel,
+    for its title."""
     table = booleans_as_words(table.dropna(subset=[x, y]))
+    others = [key for key in keys if key != facet and table[key].nunique(dropna=False) > 1]
+    if others and table.groupby(others, dropna=False).ngroups <= MOST_NAMED:
+        settings = [f"{key}=" + table[key].map(tick).astype(str) for key in others]
+        table, series, name = (
+            table.assign(configuration=settings[0].str.cat(settings[1:], sep=", ")),
+            "configuration",
+            "",
+        )
+    else:
+        name = f"{series}="
     # not shared: panels whose points lie far apart would each use a corner of a common axis
     figure, grid, facets = _panels(table, facet, share_x=False)
     for axes, (label, rows_of_panel) in zip(grid.flat, facets, strict=False):
+        are_over_seeds = any(numbers["over"] == "seeds" for numbers in correlations[label])
         for number, line in enumerate(_in_order(table[series]) if series else [""]):
             rows = rows_of_panel[rows_of_panel[series] == line] if series else rows_of_panel
             means = rows.groupby(keys, dropna=False)[[x, y]].mean()
             style = {"color": colour_of(number), "marker": marker_of(number)}
-            name = f"{series}={tick(line)}" if series else "mean over seeds"
-            axes.plot(means[x], means[y], linestyle="none", label=name, **style)
-            if 1 < rows.groupby(keys, dropna=False).seed.nunique().max() <= FEW_SEEDS:
+            axes.plot(
+                means[x],
+                means[y],
+                linestyle="none",
+                label=f"{name}{tick(line)}" if series else "mean over seeds",
+                **style,
+            )
+            num_seeds = rows.groupby(keys, dropna=False).seed.nunique().max()
+            if num_seeds > 1 and (num_seeds <= FEW_SEEDS or are_over_seeds):
                 axes.scatter(rows[x], rows[y], s=7, color=style["color"], alpha=0.45, linewidths=0, zorder=1.5)
-        numbers = correlations[label]
-        interval = f" ({numbers['low95']:.2f} to {numbers['high95']:.2f})" if numbers["num_seeds"] > 1 else ""
-        correlation = f"rank correlation {numbers['rank_correlation']:.2f}{interval}"
-        axes.set_title("\n".join([*([title(f"{facet}={tick(label)}")] if facet else []), correlation]))
+        heading = [title(f"{facet}={tick(label)}")] if facet else []
+        axes.set_title("\n".join([*heading, *_in_words(correlations[label])]))
         axes.set_xlabel(column_in_words(x))
         axes.tick_params(labelbottom=True)
         if is_wide(table[x]):
@@ -126,6 +146,19 @@ def draw_scatter(
         row[0].set_ylabel(column_in_words(y))
     legend(figure, grid)
     return figure
+
+
+def _in_words(correlations: list[dict[str, Any]]) -> Iterator[str]:
+    """The rank correlations of a panel with their intervals, as lines of its title."""
+    for row in correlations:
+        name = f"{in_a_paper(row['configuration'])}: " if len(correlations) > 1 else ""
+        plural = "" if row["num_seeds"] == 1 else "s"
+        over = f" over {row['num_seeds']} seed{plural}" if row["over"] == "seeds" else ""
+        if np.isnan(row["rank_correlation"]):
+            yield f"{name}no rank correlation{over}: {'too few or ' if over else ''}equal values"
+        else:
+            interval = "" if np.isnan(row["low95"]) else f" ({row['low95']:.2f} to {row['high95']:.2f})"
+            yield f"{name}rank correlation{over} {row['rank_correlation']:.2f}{interval}"
 
 
 BASELINES = {"majority_accuracy": "commonest class", "position_majority_accuracy": "commonest class of the position"}

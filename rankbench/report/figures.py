@@ -16,10 +16,22 @@ from rankbench.plots.observed import FIGURES as OBSERVED_FIGURES
 from rankbench.plots.pages import MOST_PANELS, joined, pages_of_analysis, pages_of_final_numbers
 from rankbench.plots.sweep import column_in_words, draw_scatter, draw_sweep
 from rankbench.plots.training import draw_metrics
-from rankbench.report.study import axes_of, column_of, is_done, rank_correlation, studied_columns, with_columns
+from rankbench.report.study import (
+    axes_of,
+    column_of,
+    is_done,
+    rank_correlations,
+    rows_that_count,
+    studied_columns,
+    with_columns,
+)
 from rankbench.runs.tables import RUN_COLUMNS, booleans_as_words, read_table, write_table
 
 KINDS = (*plots.KINDS, ".svg")
+OVER = {  # kinds of rank correlations, in words
+    "configurations": "over the configurations, as mean over seeds with its 95 % interval",
+    "seeds": "over the seeds of a configuration, with its 95 % interval",
+}
 MOST_PANELS_OVER_STEPS = 6  # in a figure of a watched training, which has a row of panels for each value
 FIGURES = ChainMap(OBSERVED_FIGURES, {"metrics": draw_metrics})  # over the steps of a training
 
@@ -98,30 +110,33 @@ def draw_study(
     each run and seed, with these columns. own: the column that a report draws anyway. Returns the captions."""
     captions: dict[str, str] = {}
     correlations = []
-    keys, where = [key for key in keys if key not in ("run", "seed")], (chosen.where or "").replace(",", ", ")
+    keys = [key for key in keys if key not in ("run", "seed")]
+    wheres = {value: rows_that_count(chosen, rows) for value, rows in studied.items()}
     for value, rows in studied.items():
         column, axes, stem = column_of(rows, value), axes_of(chosen, keys, rows), value.replace(".", "_")
         write_table(rows[list(dict.fromkeys([*RUN_COLUMNS, *keys, *axes, column]))], folder / f"{stem}.csv")
         rows = booleans_as_words(read_table(folder / f"{stem}.csv")).rename(columns={column: value})
         if value != own and (keys or axes):
             pages = _pages_by_keys(rows, [*keys, *axes], chosen, statistic, value, column_in_words(value))
-            captions |= _saved(pages, folder / stem, width, where)
+            captions |= _saved(pages, folder / stem, width, wheres[value])
+    keys = keys or ["task", "model"]
     *others, last = studied or [""]
     for other in others:
         rows = runs.dropna(subset=[other, last])
-        if rows.empty or not keys:
+        if rows.empty:
             continue
         name = f"{last}_by_{other}".replace(".", "_")
         panels = rows.groupby(chosen.facet) if chosen.facet else [("", rows)]
-        by_panel = {panel: rank_correlation(part, other, last, keys) for panel, part in panels}
-        correlations += [{"x": other, "y": last, "panel": panel} | numbers for panel, numbers in by_panel.items()]
+        by_panel = {panel: rank_correlations(part, other, last, keys) for panel, part in panels}
+        correlations += [{"x": other, "y": last, "panel": panel} | row for panel in by_panel for row in by_panel[panel]]
         figure = draw_scatter(rows, other, last, keys, by_panel, figure_keys(rows, keys, chosen)[1], chosen.facet)
+        kinds = [OVER[kind] for kind in OVER if any(row["over"] == kind for of in by_panel.values() for row in of)]
         caption = (
             f"{column_in_words(last)} against {column_in_words(other)}, a mark for each configuration, as means over "
-            "seeds; above, Spearman's rank correlation over the configurations, as mean over seeds with its 95 % "
-            "interval (correlations.csv)"
+            f"seeds; above, Spearman's rank correlation {' or, in other panels, '.join(kinds)} (correlations.csv)"
         )
-        captions |= _saved([(figure, "", caption)], folder / name, width, where)
+        about = joined(*dict.fromkeys((wheres[other], wheres[last])))
+        captions |= _saved([(figure, "", caption)], folder / name, width, about)
     if correlations:
         write_table(pd.DataFrame(correlations), folder / "correlations.csv")
     return captions

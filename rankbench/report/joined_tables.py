@@ -118,6 +118,22 @@ def read_all(jobs: list[Path], keys: list[str]) -> Joined:
     return Joined(names, statuses, damage, tables, _final_numbers(names, statuses, values))
 
 
+def columns_of(jobs: list[Path], keys: list[str]) -> dict[str, list[str]]:
+    """The columns of each table that these runs have, from the tables' first lines alone; those of the final numbers
+    under an empty name."""
+    values = _varied_values(jobs, keys)
+    final = _final_numbers(names_of(jobs), {job: status_of(job) for job in jobs}, values)
+    columns: dict[str, dict[str, None]] = {"": dict.fromkeys(map(str, final))}
+    varied = [key for key in keys if key not in RUN_COLUMNS]
+    for name in _names_of_tables():
+        for file in (job / f"{name}.csv" for job in jobs):
+            if file.is_file():
+                with file.open(encoding="utf-8", errors="replace") as lines:
+                    header = lines.readline().rstrip("\n").split(",")
+                columns.setdefault(name, {}).update(dict.fromkeys([*RUN_COLUMNS, *header, *varied]))
+    return {name: list(names) for name, names in columns.items()}
+
+
 def _varied_values(jobs: list[Path], keys: list[str]) -> dict[Path, dict[str, str]]:
     """The values of each run's varied keys, without run, task, model and seed, which are columns already."""
     return {job: values_of(job, [key for key in keys if key not in RUN_COLUMNS]) for job in jobs}

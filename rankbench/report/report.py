@@ -10,31 +10,48 @@ from rankbench.analyses.runner import judge_all
 from rankbench.config import StudyKeys
 from rankbench.judging import CLAIMS, figures_published
 from rankbench.keys import ConfigError, closest
-from rankbench.report.figures import FIGURES, draw_analyses, draw_final, draw_observed, draw_study, final_value
+from rankbench.report.figures import (
+    FIGURES,
+    draw_analyses,
+    draw_final,
+    draw_observed,
+    draw_study,
+    final_value,
+)
 from rankbench.report.jobs import SILENT, config_of, flattened, keys_of, runs_in, shared, values_of, varying_keys
-from rankbench.report.joined_tables import Joined, for_print, read_all, summarise
+from rankbench.report.joined_tables import Joined, columns_of, for_print, read_all, summarise
 from rankbench.report.page import write_page
-from rankbench.report.study import is_done, studied_columns, with_columns
+from rankbench.report.study import (
+    check_words,
+    is_done,
+    rows_that_count,
+    studied_columns,
+    table_of,
+    with_columns,
+)
 from rankbench.runs.files import write_text
 from rankbench.runs.run import OBSERVED, Run
 from rankbench.runs.tables import RUN_COLUMNS, booleans_as_words, latex, markdown, read_table, write_table
 
 
 def check_study(chosen: StudyKeys, jobs: list[Path]) -> None:
-    """Raise ConfigError for a key that no run has, and for a column that cannot be drawn."""
+    """Raise ConfigError for a key that no run has, and for a column that cannot be drawn. Names are checked before a
+    table is read, which can take long."""
     varying = varying_keys(jobs)[0]
     keys = _with_chosen(varying, chosen, jobs)
-    studied = {}
-    if chosen.value or chosen.where:
-        joined = read_all(jobs, keys)
-        studied = studied_columns(chosen, joined.tables, joined.final, keys)
-    known = dict.fromkeys([*keys_of(jobs), *(str(name) for rows in studied.values() for name in rows)])
+    columns = columns_of(jobs, keys) if chosen.value or chosen.where else {"": []}
+    check_words(chosen, columns)
+    drawn = (name for value in chosen.value for name in columns[table_of(value, columns[""])])
+    known = dict.fromkeys([*keys_of(jobs), *drawn])
     for name, key in chosen.places.items():
         if key is not None and key not in known:
             raise ConfigError(
                 f"report.{name}={key}: no key of these runs{closest(key, list(known))}; "
                 f"those that vary are {', '.join(varying) or 'none'}"
             )
+    if chosen.value:
+        joined = read_all(jobs, keys)
+        studied_columns(chosen, joined.tables, joined.final, keys)
 
 
 def _with_chosen(keys: list[str], chosen: StudyKeys, jobs: list[Path]) -> list[str]:
@@ -65,7 +82,8 @@ def gather(
     """Join the runs' tables, with a column for each varied key; then summarise, draw, judge, and write a page.
 
     sweep.csv: a row for each job and seed with its status and final numbers. summary.csv, .md and .tex: means over
-    seeds. For each analysis, the jobs' tables are concatenated. varied: None to find the keys in the runs' configs.
+    seeds. For each analysis, the jobs' tables are
+    concatenated. varied: None to find the keys in the runs' configs.
     statistic: mean | best, over seeds, for the figure of final numbers. column: single | double, the figures' width.
     live: the status line of a page that is going to be rewritten, else empty. Returns lines for the reader.
     """
@@ -78,6 +96,8 @@ def gather(
     write_table(with_columns(final, studied, chosen, keys), folder / "sweep.csv")
     seeds = booleans_as_words(read_table(folder / "sweep.csv"))
     lines = [*_states_of(joined), f"-> {folder / 'sweep.csv'}"]
+    wheres = {value: words for value, rows in studied.items() if (words := rows_that_count(chosen, rows))}
+    lines += [f"{value}: {words}" for value, words in wheres.items()]
     summary = summarise(seeds, keys, (value for value in studied if "." in value))
     if len(summary):
         write_table(summary, folder / "summary.csv")
