@@ -475,6 +475,11 @@ class StudyKeys(FigureKeys):
 class PageKeys(StudyKeys):
     """Page of a report."""
 
+    baseline: str | None = key(
+        "Configuration that the others are compared with, seed by seed, as in model.attention=dot, or its value alone. "
+        "Keys that it leaves out are the same on both sides. null: the first configuration.",
+        default=None,
+    )
     open: bool = key("Whether to open the page in a browser.", default=False)
     watch: bool = key("Whether to keep rewriting the page until none of the jobs is running.", default=False)
 

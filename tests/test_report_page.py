@@ -173,7 +173,7 @@ def test_verdicts_environment_published_and_figures_are_there(reported, page):
     assert "authors' code, README settings" in text
     assert "rankbench report: sorting (san) by model.heads, optimizer.lr" in text
     assert "To repeat it: rankbench train model.heads=1 'analysis=[]'" in text
-    assert [tag for tag, _ in page.elements].count("svg") == 2
+    assert [tag for tag, _ in page.elements].count("svg") == 3
     for name in ("sweep", "paths"):
         assert all((reported / "report" / f"{name}{kind}").stat().st_size for kind in (".png", ".pdf", ".svg", ".csv"))
 
@@ -443,7 +443,7 @@ def test_a_browser_shows_a_tall_figure_whole(tmp_path):
         for width in (1200, 390):
             browser.look(width)
             figures = browser.see(measure)
-            assert len(figures) == 2 and (width == 390 or max(figure["height"] for figure in figures) > 1000)
+            assert len(figures) == 3 and (width == 390 or max(figure["height"] for figure in figures) > 1000)
             for figure in figures:
                 assert figure["ratio"] == pytest.approx(figure["own"], rel=1e-3)  # the browser's pixels are 1/64 wide
                 assert len(figure["around"]) >= 2 and max(map(max, figure["around"])) <= 0

@@ -72,7 +72,7 @@ def _quoted_path(word: str, is_sweep: bool) -> str:
     """The word with its path quoted for Hydra if it has = or commas, as the folders of a sweep's jobs do."""
     key, _, path = word.partition("=")
     is_list = key == "runs" and path[:1] == "["
-    if is_list or (key == "report.where" and path[:1] not in ("'", '"') and path != "null"):
+    if is_list or (key in ("report.where", "report.baseline") and path[:1] not in ("'", '"') and path != "null"):
         return f"{key}='{path}'"
     if key not in ("run", "runs", "out", "inputs", "table") or path[:1] in ("'", '"', "["):
         return word

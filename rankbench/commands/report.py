@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig
 
@@ -30,7 +31,7 @@ def check(cfg: ReportConfig, words: Sequence[str] = ()) -> None:
         check_folder(Path(cfg.pages), "pages")
         check_pages(Path(cfg.pages))
     if cfg.scoreboard is None:
-        check_study(cfg.report, find_runs(cfg.runs))
+        check_study(cfg.report, find_runs(cfg.runs), cfg.report.baseline)
         return
     check_experiment(cfg.scoreboard)
     chosen = {f"report.{name}": value for name, value in vars(cfg.report).items() if name != "open"}
@@ -58,7 +59,8 @@ def run(config: DictConfig) -> None:
         if cfg.report.open:
             _show(Path(cfg.out) / "scoreboard.html")
     else:
-        how = {"chosen": cfg.report, "statistic": cfg.statistic, "column": cfg.plot.column}
+        how: dict[str, Any] = {"chosen": cfg.report, "statistic": cfg.statistic, "column": cfg.plot.column}
+        how["baseline"] = cfg.report.baseline
         jobs, folder = find_runs(cfg.runs), Path(cfg.out)
         if cfg.runs == "latest":
             print(f"runs=latest: {os.path.commonpath(jobs)}")

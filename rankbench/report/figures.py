@@ -12,10 +12,12 @@ from rankbench.analyses import ANALYSES
 from rankbench.analyses.runner import draw
 from rankbench.config import FigureKeys, StudyKeys
 from rankbench.keys import ConfigError, check_known
+from rankbench.plots.differences import draw_differences
 from rankbench.plots.observed import FIGURES as OBSERVED_FIGURES
 from rankbench.plots.pages import MOST_PANELS, joined, pages_of_analysis, pages_of_final_numbers
 from rankbench.plots.sweep import column_in_words, draw_scatter, draw_sweep
 from rankbench.plots.training import draw_metrics
+from rankbench.report.differences import BY_SEED
 from rankbench.report.study import (
     axes_of,
     column_of,
@@ -28,6 +30,7 @@ from rankbench.report.study import (
 from rankbench.runs.tables import RUN_COLUMNS, booleans_as_words, read_table, write_table
 
 KINDS = (*plots.KINDS, ".svg")
+MOST_ROWS = 30  # configurations in a figure of differences
 OVER = {  # kinds of rank correlations, in words
     "configurations": "over the configurations, as mean over seeds with its 95 % interval",
     "seeds": "over the seeds of a configuration, with its 95 % interval",
@@ -140,6 +143,20 @@ def draw_study(
     if correlations:
         write_table(pd.DataFrame(correlations), folder / "correlations.csv")
     return captions
+
+
+def differences_drawn(table: pd.DataFrame, where: str, folder: Path, width: str | None) -> dict[str, str]:
+    """Write the figure of the differences from a baseline; return its pages' captions. where: the rows that count."""
+    configurations = table.groupby(list(table.columns[: table.columns.get_loc("baseline")]), sort=False).ngroup()
+    about = f"differences from {table.baseline.iloc[0].replace(',', ', ')}"
+    how = "paired by seed" if set(table.pairing) == {BY_SEED} else "paired by seed where seeds are shared"
+    caption = (
+        f"{about}: means, {how}, with 95 % intervals (Student's t); filled marks have p below 0.05 after Holm's method "
+        "over all of them (differences.csv)"
+    )
+    begins = range(0, int(configurations.max()) + 1, MOST_ROWS)
+    parts = [table[configurations.between(begin, begin + MOST_ROWS - 1)] for begin in begins]
+    return _saved([(draw_differences(part), about, caption) for part in parts], folder / "differences", width, where)
 
 
 def _without_gaps(seeds: pd.DataFrame, keys: list[str]) -> pd.DataFrame:

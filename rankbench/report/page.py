@@ -29,6 +29,8 @@ def write_page(
     runs: Runs,
     seeds: pd.DataFrame,
     summary: pd.DataFrame,
+    differences: pd.DataFrame,
+    sentences: list[str],
     captions: dict[str, str],
     figure_published: str | None,
     follows: dict[str, list[str]],
@@ -38,9 +40,9 @@ def write_page(
 ) -> None:
     """Write report.html from the runs and from the files that the report has written to the folder.
 
-    seeds: the table of sweep.csv. captions: captions of the figures, by file name. follows: for each varied key, the
-    keys that vary with it. asked: the keys that all runs share. live: see `gather`. The template escapes everything
-    that comes from files; the figures are our own SVG.
+    seeds: the table of sweep.csv. sentences: the differences in words. captions: captions of the figures, by file name.
+    follows: for each varied key, the keys that vary with it. asked: the keys that all runs share. live: see `gather`.
+    The template escapes everything that comes from files; the figures are our own SVG.
     """
     statuses = [status for _, status, _ in runs.values()]
     folders = [run for run, _, _ in runs.values()]
@@ -61,6 +63,8 @@ def write_page(
         claims=[row for row in statements if row["kind"] == "claim"],
         checks=[row for row in statements if row["kind"] == "check"],
         summary=records(summary),
+        differences=records(differences),
+        sentences=sentences,
         runs=[_run(name, *run, seeds, folder) for name, run in runs.items()],
         keys=keys,
         seeds=records(seeds),

@@ -22,6 +22,7 @@ from rankbench.runs.run import Run
 from rankbench.runs.tables import booleans_as_words, read_table
 
 NOT_RUN = "not run"  # note of a preset without a run
+OF_REPORT = re.compile(r"(sweep|differences)(_\d+)?")  # figures of final numbers, which every sweep has
 NO_CLAIMS = "no claims"  # note of a preset that measures and judges nothing
 
 
@@ -49,8 +50,8 @@ class PresetRun:
         return max((len([seed for seed in seeds if seed["status"] != "diverged"]) for seeds in of_jobs), default=0)
 
     def figures(self) -> list[Path]:
-        """Figures of the run, without those of final numbers that every sweep has."""
-        return [path for path in sorted(self.folder.glob("*.png")) if not re.fullmatch(r"sweep(_\d+)?", path.stem)]
+        """Figures of the run, without those of OF_REPORT."""
+        return [path for path in sorted(self.folder.glob("*.png")) if not OF_REPORT.fullmatch(path.stem)]
 
     @cached_property
     def verdicts(self) -> list[dict[str, Any]]:

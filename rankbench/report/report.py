@@ -6,12 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from rankbench.analyses.runner import judge_all
 from rankbench.config import StudyKeys
 from rankbench.judging import CLAIMS, figures_published
 from rankbench.keys import ConfigError, closest
+from rankbench.report.differences import baseline_in, differences, printed, sentences
 from rankbench.report.figures import (
     FIGURES,
+    differences_drawn,
     draw_analyses,
     draw_final,
     draw_observed,
@@ -22,6 +26,7 @@ from rankbench.report.jobs import SILENT, config_of, flattened, keys_of, runs_in
 from rankbench.report.joined_tables import Joined, columns_of, for_print, read_all, summarise
 from rankbench.report.page import write_page
 from rankbench.report.study import (
+    OF_RUN,
     check_words,
     is_done,
     rows_that_count,
@@ -34,11 +39,13 @@ from rankbench.runs.run import OBSERVED, Run
 from rankbench.runs.tables import RUN_COLUMNS, booleans_as_words, latex, markdown, read_table, write_table
 
 
-def check_study(chosen: StudyKeys, jobs: list[Path]) -> None:
-    """Raise ConfigError for a key that no run has, and for a column that cannot be drawn. Names are checked before a
-    table is read, which can take long."""
+def check_study(chosen: StudyKeys, jobs: list[Path], baseline: str | None = None) -> None:
+    """Raise ConfigError for a key that no run has, a column that cannot be drawn, and a baseline that is no run's. All
+    names are checked before a table is read, which can take long."""
     varying = varying_keys(jobs)[0]
     keys = _with_chosen(varying, chosen, jobs)
+    axes = [key for key in keys if key not in OF_RUN]
+    baseline_in(baseline, pd.DataFrame([values_of(job, axes) for job in jobs], columns=axes))
     columns = columns_of(jobs, keys) if chosen.value or chosen.where else {"": []}
     check_words(chosen, columns)
     drawn = (name for value in chosen.value for name in columns[table_of(value, columns[""])])
@@ -78,14 +85,16 @@ def gather(
     statistic: str = "mean",
     column: str | None = None,
     live: str = "",
+    baseline: str | None = None,
 ) -> list[str]:
     """Join the runs' tables, with a column for each varied key; then summarise, draw, judge, and write a page.
 
     sweep.csv: a row for each job and seed with its status and final numbers. summary.csv, .md and .tex: means over
-    seeds. For each analysis, the jobs' tables are
+    seeds. differences.csv: their differences from those of a baseline. For each analysis, the jobs' tables are
     concatenated. varied: None to find the keys in the runs' configs.
     statistic: mean | best, over seeds, for the figure of final numbers. column: single | double, the figures' width.
-    live: the status line of a page that is going to be rewritten, else empty. Returns lines for the reader.
+    live: the status line of a page that is going to be rewritten, else empty. baseline: see `baseline_in`. Returns
+    lines for the reader.
     """
     varying, follows = varying_keys(jobs)
     chosen = chosen or StudyKeys()
@@ -105,6 +114,16 @@ def gather(
         write_text(folder / "summary.tex", latex(for_print(summary, studied)))
         lines.append(f"-> {folder / 'summary.csv'}, .md and .tex")
     done = seeds[is_done(seeds)]
+    axes = [key for key in keys if key in seeds and key not in OF_RUN]
+    measured = [name.removesuffix("_mean") for name in summary if name.endswith("_mean")] if axes else []
+    reference = baseline_in(baseline, (done if baseline is None else seeds)[axes])
+    compared = differences(done, axes, measured, reference)
+    in_words = sentences(compared, axes, reference)
+    if len(compared):
+        write_table(compared, folder / "differences.csv")
+        lines += [*printed(in_words), f"-> {folder / 'differences.csv'}"]
+    elif baseline is not None:
+        lines.append(f"report.baseline={baseline}: no finished seeds to compare it with")
     captions = draw_study(studied, done, keys, chosen, statistic, folder, column, final_value(done))
     # only the figures of the study can have a column of a table as x, series or facet
     elsewhere: dict[str, Any] = {place: None for place, key in chosen.places.items() if key not in keys}
@@ -112,6 +131,9 @@ def gather(
     captions |= draw_final(seeds, keys, chosen, statistic, folder, column)
     for name, table in tables.items():
         write_table(table, folder / f"{name}.csv")
+    if len(compared):
+        where = "; ".join(dict.fromkeys(wheres.values()))
+        captions |= differences_drawn(read_table(folder / "differences.csv"), where, folder, column)
     configs = [config_of(job) for job in jobs]
     requested = dict.fromkeys(claim for config in configs for claim in config.get("claims") or ())
     claims = [name for name in requested if name in CLAIMS and CLAIMS[name].table in tables]
@@ -127,6 +149,8 @@ def gather(
         runs={names[job]: (job, statuses[job], values_of(job, keys)) for job in jobs},
         seeds=seeds,
         summary=summary,
+        differences=compared,
+        sentences=in_words,
         captions=captions,
         figure_published=figure_published,
         follows=follows if varied is None else {},
