@@ -189,6 +189,17 @@ def test_spectrum_against_single_forward_passes(language, ids):
     zero = language.head[1](frozen_norm(language.head[0], y, x))
     mass = zero.flatten(1).norm(dim=1) / logits.flatten(1).norm(dim=1)
     assert table.mass.iloc[0] == pytest.approx(mass.mean().item(), rel=1e-10)
+    # pairs of sequences are drawn: their losses differ far more than those of one sequence with and without heads
+    of_zero = F.cross_entropy(zero[:, :-1].mT, ids[:, 1:], reduction="none").mean(1)
+    pairs = of_zero.detach().double().numpy(), losses.detach().double().numpy()
+    how = {"n_resamples": 4000, "method": "percentile", "paired": True, "rng": np.random.default_rng(1)}
+    ends = scipy.stats.bootstrap(
+        pairs, lambda first, second, axis: (first - second).mean(axis), **how
+    ).confidence_interval
+    row = table.iloc[0]
+    assert row.excess_loss_upto == pytest.approx((pairs[0] - pairs[1]).mean(), rel=1e-10)
+    tolerance = 0.1 * (ends.high - ends.low)  # of percentiles of 2000 and 4000 resamples
+    assert (row.excess_loss_upto_low, row.excess_loss_upto_high) == pytest.approx(tuple(ends), abs=tolerance)
 
 
 def frozen_norm(norm, y, x):

@@ -35,7 +35,8 @@ log = logging.getLogger(__name__)
 
 RELATIVE = ("mass", "share", "error_upto")  # to the output
 SCORED = ("loss_upto", "accuracy_upto")
-MEASURED = (*RELATIVE, *SCORED)
+EXCESS = "excess_loss_upto"
+MEASURED = (*RELATIVE, *SCORED, EXCESS)
 KINDS = ("states", "logits", "output")  # of what is summed; the first that a network has is the headline
 WHOLE = ("whole_loss", "whole_accuracy")
 REMAINDERS_OF_ROUNDING = 10  # an error within this many remainders of the exact sums is rounding
@@ -140,6 +141,7 @@ def _values(
         joined[kind] = _Values(whole, remainders[kind], frozen[kind])
     for of_kind in joined.values():  # whatever X is, the loss is that of the output
         of_kind.numbers.update({name: joined["output"].numbers[name] for name in (*SCORED, *WHOLE)})
+        of_kind.numbers[EXCESS] = of_kind.numbers["loss_upto"] - of_kind.numbers["whole_loss"]
     return joined, num_paths
 
 
@@ -251,6 +253,7 @@ ROWS = {
             "loss_upto": "Loss of S_0 + ... + S_k of the output, whatever X is (nats per scored token); nan without "
             "targets.",
             "accuracy_upto": "Accuracy of the same; nan without targets.",
+            EXCESS: "loss_upto of a sequence minus its whole loss (nats per scored token); nan without targets.",
         }
     ),
     "below_floor": "Share of the first 16 sequences, fewer for large modules, whose S_k is no more than rounding "
