@@ -467,7 +467,9 @@ class StudyKeys(FigureKeys):
         default=[],
     )
     where: str | None = key(
-        "Rows of the tables that count, as in weights=initialised,layer=last; or layer=first.", default=None
+        "Rows of the tables that count, as in weights=initialised,layer=last; also column=first and column=mean. "
+        "null, and for columns left out: trained weights, the last sub-layer of the last layer, the mean over heads.",
+        default=None,
     )
 
 
