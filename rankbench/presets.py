@@ -37,7 +37,9 @@ def described() -> dict[str, Preset]:
         first = comments.pop(0) if re.match("rankbench (train|analyze) ", "".join(comments[:1])) else ""
         command, _, cost = first.partition("  ")
         about = " ".join(itertools.takewhile(lambda line: not line.startswith("rankbench "), comments))
-        by_name[name] = Preset(command, cost.strip(), re.split(r"(?<!al)\. (?=[A-Z])", about)[0].rstrip("."))
+        by_name[name] = Preset(
+            command, cost.strip(), re.split(r"(?<!\bal)(?<!\bapp)(?<!\bsec)\. (?=[A-Z])", about)[0].rstrip(".")
+        )
     return by_name
 
 
@@ -45,6 +47,15 @@ def claims_of(name: str) -> list[str] | None:
     """The claims that a preset's file names; None if it names none, or refers to another preset's."""
     claims = yaml.safe_load(plugins.choices("experiment")[name].read_text(encoding="utf-8")).get("claims")
     return claims if isinstance(claims, list) else None
+
+
+def all_claims_of(name: str) -> list[str]:
+    """The claims that a preset judges: those of its own file, else those of the preset that it builds on."""
+    if (claims := claims_of(name)) is not None:
+        return claims
+    files = plugins.choices("experiment")
+    below = [word for word in plugins.defaults_of(files[name]) if isinstance(word, str) and word in files]
+    return [claim for parent in below for claim in all_claims_of(parent)]
 
 
 def presets() -> dict[str, str]:

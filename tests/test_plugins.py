@@ -18,7 +18,9 @@ from rankbench.analyses.subjects import subjects_of_run
 from rankbench.commands.completion import candidates
 from rankbench.commands.compose import as_keys, compose, load_plugins, resolve
 from rankbench.commands.composition import composed
-from rankbench.commands.usage import explained, list_of_presets, usage
+from rankbench.commands.explain import explained
+from rankbench.commands.listing import listing
+from rankbench.commands.usage import usage
 from rankbench.judging import CLAIMS, PAPERS, figures_published, judge
 from rankbench.judging.registries import paper_of
 from rankbench.keys import ConfigError
@@ -294,10 +296,10 @@ def test_what_is_no_plugin_ends_in_one_line(elsewhere, files, refusal):
 def test_presets_of_plugins_are_listed_explained_and_reported(run, elsewhere, monkeypatch):
     sys.path.append(str(EXAMPLE))
     monkeypatch.setenv("COLUMNS", "500")
-    assert "counting\n" not in list_of_presets([])
-    assert (
-        "\ncounting\n    rankbench train; one CPU core: 1 second\n    One head that counts letters"
-        in list_of_presets([NAMED])
+    assert "counting" not in listing([])
+    assert "\n  counting " in listing([NAMED])
+    assert "\n  counting\n      rankbench train; one CPU core: 1 second\n      One head that counts letters" in listing(
+        [NAMED, "letters"]
     )
     assert "counting" in explained(["analysis.weight_sizes.power"])
     folder = elsewhere / "outputs" / "train" / "mine"
@@ -314,7 +316,7 @@ def test_a_preset_without_comments_is_listed_by_its_name(elsewhere):
     (elsewhere / "mine.py").write_text("TASKS = {}")
     (elsewhere / "conf" / "experiment").mkdir(parents=True)
     (elsewhere / "conf" / "experiment" / "bare.yaml").write_text("# @package _global_\nseed: 3\n")
-    assert "\nbare\n" in list_of_presets(["plugins=mine"])
+    assert "\n  bare\n" in listing(["plugins=mine"])
     assert compose("train", "plugins=mine", "experiment=bare").seed == 3
-    with pytest.raises(ConfigError, match="list seed=1: takes no key but plugins="):
-        list_of_presets(["seed=1"])
+    with pytest.raises(ConfigError, match="list seed=1: takes words to search for, and plugins="):
+        listing(["seed=1"])

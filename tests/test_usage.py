@@ -6,10 +6,14 @@ import re
 import pytest
 
 from rankbench.analyses import ANALYSES
+from rankbench.commands.completion import script
+from rankbench.commands.explain import HELP, explained
+from rankbench.commands.listing import listing
 from rankbench.commands.reference import PAGE, page, written
-from rankbench.commands.usage import explained, usage
+from rankbench.commands.usage import usage
 from rankbench.config import SCHEMAS
 from rankbench.keys import ConfigError, entries
+from rankbench.presets import presets
 from rankbench.tasks import TASKS
 
 
@@ -80,10 +84,50 @@ def test_a_key_is_explained(monkeypatch):
     for words, said in (
         (["norm"], "did you mean model.norm?"),
         (["modle.norm"], "did you mean model.norm?"),
-        ([], "which"),
+        (["efective_rank"], "did you mean effective_rank?"),
+        (["model.norm=pre"], "takes words without `=`"),
     ):
         with pytest.raises(ConfigError, match=re.escape(said)):
             explained(words)
+    assert explained([]) == explained(["--help"]) == HELP
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        (
+            "effective_rank",
+            "formula: exp of the entropy of s / Σ s\nrange, source: 1 to min(N, D); Roy and Vetterli 2007",
+        ),
+        ("effective_rank", "\nmeasured by: rankbench analyze run=latest analysis=[residual]"),
+        ("model", "keys; rankbench train --help model\nchoices, as model=amsel: amsel, "),
+        ("sorting", "task=sorting: Input: letters. Output: their order"),
+        ("sorting", "keys: task.name, task.length, task.alphabet, "),
+        ("paths", "analysis=[paths]: Accuracy of the paths of each length"),
+        ("paths", "\ncolumns: "),
+        ("dong_fig4_sorting", "\ncommand: rankbench train experiment=dong_fig4_sorting\ncost: one CPU core: "),
+        ("dong_fig2_skips", "judged by: rankbench analyze experiment=dong_fig2_checkpoints"),
+        ("peri", "model.norm=peri: Place of the norm."),
+    ],
+)
+def test_other_words_are_explained(word, said, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    assert " ".join(said.split()) in " ".join(explained([word]).split())
+
+
+def test_presets_are_listed_by_paper_in_a_line_each(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    text = listing([])
+    lines = [line for line in text.splitlines() if line.startswith("  ")]
+    assert sorted(line.split()[0] for line in lines) == sorted(presets()) and max(map(len, lines)) <= 80
+    dong = text.partition("\n\n")[0].splitlines()
+    assert dong[0] == "Dong et al. 2021" and any(line.startswith("  dong_fig4_sorting ") for line in dong)
+    found = listing(["entropy"])
+    assert "zhai_heads\n      rankbench train; one CPU core: 10 minutes" in found and "kim_table2" not in found
+    assert "does tied L2 attention lose" in " ".join(listing(["kim_fig9"]).split())  # not cut at "app."
+    with pytest.raises(ConfigError, match=r"^list entrpy: no preset has this, did you mean entropy\?; "):
+        listing(["entrpy"])
+    assert listing(["--help"]).startswith("Usage: rankbench list") and "fish" in script(["--help"])
 
 
 def test_help_of_a_misspelt_group_suggests_one():

@@ -34,8 +34,8 @@ Usage: rankbench COMMAND [key=value ...] [-m] [--cfg job]
 {chr(10).join(f"  {name:<8} {what}" for name, what in COMMANDS.items())}
 
   rankbench COMMAND --help   its keys, groups and defaults
-  rankbench explain KEY      what a key means, its values, and which presets set it: explain model.norm
-  rankbench list             the presets, with what each costs and the run that stands for it here
+  rankbench explain WORD     what a key, metric, column, analysis, task, preset or claim means: explain model.norm
+  rankbench list [WORD]      the presets by paper, with what each costs; those that speak of a word, in full
   rankbench --version
   rankbench completion bash|zsh|fish   Tab completion: eval "$(rankbench completion bash)"
 
@@ -108,10 +108,11 @@ def _dispatch(words: list[str]) -> None:
         print(f"rankbench {__version__}")
     elif words[0] in ("list", "explain", "completion"):
         from rankbench.commands.completion import script
+        from rankbench.commands.explain import explained
+        from rankbench.commands.listing import listing
         from rankbench.commands.messages import explaining
-        from rankbench.commands.usage import explained, list_of_presets
 
-        texts = {"list": list_of_presets, "explain": explained, "completion": script}
+        texts = {"list": listing, "explain": explained, "completion": script}
         command = "completion" if words[0] == "completion" else ""
         with refusing(command), explaining(command, []):
             print(texts[words[0]](words[1:]))

@@ -45,6 +45,7 @@ FISH = """function __rankbench_complete
 end
 complete -c rankbench -f -a '(__rankbench_complete)'"""
 SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
+HOW = 'bash and zsh: eval "$(rankbench completion bash)"; fish: rankbench completion fish | source'
 OPTIONS = ("-m", "--multirun", "--help", "--cfg", "--info", "--config-dir", "--version")
 VALUES = {"--cfg": ("job", "hydra", "all"), "--info": ("defaults", "defaults-tree", "config", "searchpath", "all")}
 PATHS = ("run", "runs", "out", "inputs", "table", "pages", "record", "task.path", "model.path")  # keys with a path
@@ -52,13 +53,12 @@ MOST_RUNS = 30  # most runs and sweeps to offer
 
 
 def script(words: list[str]) -> str:
-    """The shell code that turns completion on; ConfigError for an unsupported shell."""
+    """The shell code that turns completion on, or how to do so; ConfigError for an unsupported shell."""
+    if words in (["-h"], ["--help"]):
+        return f"Usage: rankbench completion {'|'.join(SCRIPTS)}\n\n{HOW}"
     if len(words) != 1 or words[0] not in SCRIPTS:
         given = " ".join(["completion", *words])
-        raise ConfigError(
-            f'{given}: of which shell? bash and zsh: eval "$(rankbench completion bash)"; '
-            "fish: rankbench completion fish | source"
-        )
+        raise ConfigError(f"{given}: of which shell? {HOW}")
     return SCRIPTS[words[0]]
 
 

@@ -18,7 +18,7 @@ from rankbench.config import SCHEMAS, conf_dir
 from rankbench.keys import Entry, as_typed, entries
 
 PAGE = conf_dir().parent / "docs" / "CONFIG.md"
-TABLES = PAGE.with_name("TABLES.md")
+TABLES, METRICS = PAGE.with_name("TABLES.md"), PAGE.with_name("METRICS.md")
 ROW = re.compile(r"\| `(\S+)` \| `(.*?)` \| (.*) \| (.*) \|")
 INTRODUCTION = """# Keys of the config
 

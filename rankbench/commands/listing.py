@@ -1,0 +1,88 @@
+"""`rankbench list`: the presets by the paper that they repeat, one line each; with words, those that speak of them."""
+
+import re
+import textwrap
+from collections import Counter
+
+from rankbench import plugins
+from rankbench.commands.budgets import costs
+from rankbench.commands.compose import load_plugins
+from rankbench.commands.usage import terminal_width
+from rankbench.judging import CLAIMS, PAPERS
+from rankbench.judging.registries import paper_of
+from rankbench.keys import ConfigError, closest
+from rankbench.presets import Preset, all_claims_of, described
+from rankbench.progress import duration
+from rankbench.runs.files import OUTPUTS
+
+HELP = """Usage: rankbench list [WORD ...] [plugins=[a]]
+
+Lists the presets by the paper that each repeats, with the time that it takes on CPU cores at budget=laptop. A * marks
+those with a complete run in outputs/. With words, lists the presets whose name, description, paper or claims have all
+of them, in full: rankbench list entropy. plugins=[a] adds those of a plug-in."""
+OTHERS = "Others"
+NAME, TIME = 33, 9  # columns
+
+
+def listing(words: list[str]) -> str:
+    """The text of the command."""
+    if {"-h", "--help"} & set(words):
+        return HELP
+    asked = [word.lower() for word in words if not word.startswith("plugins=")]
+    if wrong := [word for word in asked if "=" in word or word.startswith("-")]:
+        raise ConfigError(f"list {wrong[0]}: takes words to search for, and plugins=[<module>]; leave it out")
+    plugins.find(plugins.named(words))
+    if plugins.FOUND:
+        load_plugins()
+    presets, papers, texts = described(), {}, {}
+    for name, preset in presets.items():
+        claims = all_claims_of(name)
+        papers[name] = _paper(preset, claims)
+        texts[name] = " ".join((name, preset.about, papers[name], *claims)).lower()
+    chosen = [name for name, text in texts.items() if all(word in text for word in asked)]
+    if not chosen:
+        near = closest(asked[0], sorted(set(re.findall(r"\w+", " ".join(texts.values())))))
+        raise ConfigError(f"list {' '.join(asked)}: no preset has this{near}; `rankbench list` lists all")
+    done, entry, lines = _done(presets), _in_full if asked else _in_a_line, []
+    for paper in sorted({papers[name] for name in chosen}, key=[*PAPERS, OTHERS].index):
+        lines += ["", paper, *(line for name in chosen if papers[name] == paper for line in entry(name, presets, done))]
+    return "\n".join(lines[1:])
+
+
+def _paper(preset: Preset, claims: list[str]) -> str:
+    """The paper of most of the claims that a preset judges; else the one that its description begins with."""
+    of_claims = Counter(paper_of(CLAIMS[claim].source) for claim in claims if claim in CLAIMS)
+    begins = [paper for paper in PAPERS if preset.about.startswith(paper)]
+    return next((paper for paper, _ in of_claims.most_common() if paper in PAPERS), [*begins, OTHERS][0])
+
+
+def _done(presets: dict[str, Preset]) -> dict[str, str]:
+    """The folder and the scale of the run here that represents each preset, where one is complete."""
+    if not any(OUTPUTS.glob("*/*")):  # the module that finds the runs is slow to load
+        return {}
+    from rankbench.report.preset_runs import best_runs
+
+    return {name: f"{run.folder}, {run.budget}" for name, run in best_runs(presets, OUTPUTS).items() if run.complete}
+
+
+def _in_a_line(name: str, presets: dict[str, Preset], done: dict[str, str]) -> list[str]:
+    laptop = costs(presets[name].cost)[0]
+    time = duration(laptop) if laptop < float("inf") else ""
+    line = f"{'*' if name in done else ' '} {name:<{NAME}}{time:<{TIME}}"
+    about = presets[name].about
+    source = next((paper for paper in PAPERS if about.startswith(paper)), "")
+    about = about.removeprefix(source).lstrip(",: ")
+    return [(line + textwrap.shorten(about, terminal_width() - len(line), placeholder=" ...")).rstrip()]
+
+
+def _in_full(name: str, presets: dict[str, Preset], done: dict[str, str]) -> list[str]:
+    preset = presets[name]
+    texts = (f"rankbench {preset.verb}; {preset.cost.rstrip(';')}" if preset.verb else "", preset.about)
+    run = f" [{done[name]}]" if name in done else ""
+    return [
+        f"  {name}{run}",
+        *(
+            textwrap.fill(text, terminal_width(), initial_indent=" " * 6, subsequent_indent=" " * 6)
+            for text in filter(None, texts)
+        ),
+    ]
