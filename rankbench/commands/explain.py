@@ -170,7 +170,7 @@ def _tables() -> dict[str, tuple[str, dict[str, str]]]:
 
 def _formulas() -> dict[str, tuple[str, str]]:
     """The metrics of docs/METRICS.md: formula, and range and source."""
-    formulas = {}
+    formulas: dict[str, tuple[str, str]] = {}
     for names, formula, source in re.findall(
         r"^\| (`.*?) \| (.*?) \| (.*?) ?\|$", METRICS.read_text(encoding="utf-8").replace(r"\|", "|"), re.MULTILINE
     ):
