@@ -172,10 +172,11 @@ def _converted(cls: Any, values: Any, prefix: str) -> dict[str, Any]:
     prefix = f"{prefix}." if prefix else ""
     fields = {field.name: field for field in dataclasses.fields(cls)}
     refuse_unknown(values, fields, prefix)
+    converted = {name: _as_type(fields[name].type, value, f"{prefix}{name}") for name, value in values.items()}
     for name, field in fields.items():
         if name not in values and field.default is field.default_factory is dataclasses.MISSING:
             raise ConfigError(f"{prefix}{name}: missing; give it a value")
-    return {name: _as_type(fields[name].type, value, f"{prefix}{name}") for name, value in values.items()}
+    return converted
 
 
 def _as_type(type_: Any, value: Any, name: str) -> Any:
