@@ -975,7 +975,7 @@ def test_the_wheel_holds_conf_and_the_page_of_keys():
     build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]
     assert build["wheel"]["force-include"] == {
         "conf": "rankbench/conf",
-        "docs/CONFIG.md": "rankbench/docs/CONFIG.md",
+        **{f"docs/{name}.md": f"rankbench/docs/{name}.md" for name in ("CONFIG", "TABLES", "METRICS")},
     }
     assert build["wheel"]["packages"] == ["rankbench"] and {"/conf", "/docs"} <= {*build["sdist"]["include"]}
 
@@ -1009,10 +1009,10 @@ def test_a_preset_under_the_wrong_command_is_refused(words, message, tmp_path):
 
 
 def test_the_list_names_every_preset_with_its_command(tmp_path):
-    listed = rankbench("list", at=tmp_path).out
-    for path in (conf_dir() / "experiment").glob("*.yaml"):
+    listed = rankbench("list", "_", at=tmp_path).out  # a sign that every name or claim has
+    for path in (conf_dir() / "experiment").glob("*_*.yaml"):
         verb = path.read_text().split("# rankbench ")[1].split()[0]
-        assert f"\n{path.stem}\n    rankbench {verb}; " in f"\n{listed}"
+        assert f"\n  {path.stem}\n      rankbench {verb}; " in f"\n{listed}"
 
 
 def test_a_folder_is_taken_as_it_was_printed():

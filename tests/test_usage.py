@@ -120,8 +120,12 @@ def test_presets_are_listed_by_paper_in_a_line_each(monkeypatch, tmp_path):
     text = listing([])
     lines = [line for line in text.splitlines() if line.startswith("  ")]
     assert sorted(line.split()[0] for line in lines) == sorted(presets()) and max(map(len, lines)) <= 80
-    dong = text.partition("\n\n")[0].splitlines()
-    assert dong[0] == "Dong et al. 2021" and any(line.startswith("  dong_fig4_sorting ") for line in dong)
+    blocks = [block.splitlines() for block in text.split("\n\n")]
+    (dong,) = (block for block in blocks if block[0] == "Dong et al. 2021")
+    assert (
+        sum(line.startswith("  dong_") for line in dong) == len(dong) - 1 == len([x for x in presets() if "dong_" in x])
+    )
+    assert blocks[-1][0] == "Others"
     found = listing(["entropy"])
     assert "zhai_heads\n      rankbench train; one CPU core: 10 minutes" in found and "kim_table2" not in found
     assert "does tied L2 attention lose" in " ".join(listing(["kim_fig9"]).split())  # not cut at "app."
