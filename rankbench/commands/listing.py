@@ -71,7 +71,8 @@ def _in_a_line(name: str, presets: dict[str, Preset], done: dict[str, str]) -> l
     time = duration(laptop) if laptop < float("inf") else ""
     line = f"{'*' if name in done else ' '} {name:<{NAME}}{time:<{TIME}}"
     about = presets[name].about
-    about = SOURCE.sub("", about, count=1).lstrip(",: ") if SOURCE.match(about) else about
+    if (source := SOURCE.match(about)) and about[source.end()] in ",:":  # the heading says it
+        about = about[source.end() + 1 :].lstrip()
     return [(line + textwrap.shorten(about, terminal_width() - len(line), placeholder=" ...")).rstrip()]
 
 
