@@ -237,6 +237,22 @@ def test_a_second_run_on_other_seeds_stands_beside_the_first(outputs, tmp_path, 
         shutil.rmtree(again, ignore_errors=True)
 
 
+def test_a_second_run_does_not_replace_the_first_that_the_pages_know(outputs, tmp_path):
+    first = run_of(outputs, "one")
+    scoreboard("all", tmp_path, pages=tmp_path / "docs", outputs=outputs)
+    shutil.rmtree(first)
+    run_of(outputs, "again", seed=1000, written=2000, measured=0.97)
+    scoreboard("all", tmp_path, pages=tmp_path / "docs", outputs=outputs)
+    (row,) = records(read_table(tmp_path / "docs" / "statements.csv"))
+    assert (row["measured"], row["replicated"]) == (0.99, "yes") and disagreements(tmp_path / "docs") == []
+
+
+def test_a_run_on_late_seeds_alone_represents_its_preset(outputs, tmp_path):
+    run_of(outputs, "only", seed=1234)
+    (row,), boards, _ = scoreboard_of(outputs, tmp_path, "all")
+    assert (row["outcome"], row["replicated"]) == ("held", None) and "only" in boards["demo"]["folder"]
+
+
 def test_what_no_preset_made_is_left_out(outputs, tmp_path):
     run_of(outputs, "one")
     run_of(outputs, "two", preset=None, written=5000, measured=0.3)

@@ -39,9 +39,10 @@ class PresetRun:
     is_second: bool  # whether its seeds begin at SECOND_SEED or later
 
     @property
-    def rank(self) -> tuple[bool, int, tuple[bool, int]]:
-        """Sort key: of several runs of a preset, the last one (complete, largest scale, newest) represents it."""
-        return self.complete, BUDGETS.index(self.budget), by_time(round(self.written * 1e9))
+    def rank(self) -> tuple[bool, int, bool, tuple[bool, int]]:
+        """Sort key: of several runs of a preset, the last one (complete, largest scale, first seeds, newest) represents
+        it."""
+        return self.complete, BUDGETS.index(self.budget), not self.is_second, by_time(round(self.written * 1e9))
 
     @property
     def num_seeds(self) -> int:
@@ -95,11 +96,12 @@ class PresetRun:
 
 def best_runs(names: Iterable[str], outputs: Path) -> dict[str, PresetRun]:
     """The run in `outputs` that represents each of these presets, where there is one."""
-    return _best((run for run in _preset_runs(outputs) if not run.is_second), names)
+    return _best(_preset_runs(outputs), names)
 
 
 def second_runs(names: Iterable[str], outputs: Path) -> dict[str, PresetRun]:
-    """The complete run in `outputs` that repeats each of these presets with seeds from SECOND_SEED on."""
+    """The complete run in `outputs` of each of these presets with seeds from SECOND_SEED on; where there is no other,
+    it also represents the preset."""
     return _best((run for run in _preset_runs(outputs) if run.is_second and run.complete), names)
 
 

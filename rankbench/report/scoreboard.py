@@ -47,8 +47,7 @@ EVERY = "all"
 # Columns of a statement that readers see, and how they are headed
 READABLE = {"claim": "claim", "outcome": "verdict", "measured": "measured", "published": "published"}
 READABLE |= {"claimed": "claimed", "over": "over", "held_after_holm": "after Holm", "replicated": "replicated"}
-READABLE |= {"scale": "scale"}
-READABLE |= {"reading": "reading"}
+READABLE |= {"scale": "scale", "reading": "reading"}
 
 
 def check_experiment(name: str, outputs: Path = OUTPUTS) -> None:
@@ -71,11 +70,9 @@ def scoreboard(experiment: str, folder: Path, pages: Path | None = None, outputs
     best, second = best_runs(selected, outputs), second_runs(selected, outputs)
     pages = pages or folder / "results"
     check_pages(pages)
-    verdicts = [
-        row
-        for name, run in best.items()
-        for row in beside_second(run.verdicts, second[name].verdicts if name in second else ())
-    ]
+    verdicts = []
+    for name, run in best.items():
+        verdicts += beside_second(run.verdicts, second[name].verdicts if second.get(name, run) != run else ())
     statements = across_presets(verdicts)
     boards = [
         {"preset": name, **(best[name].about() if name in best else {"command": command, "note": NOT_RUN})}
@@ -105,11 +102,12 @@ def scoreboard(experiment: str, folder: Path, pages: Path | None = None, outputs
 def _all_pages(
     pages: Path, boards: list[dict[str, str]], best: dict[str, PresetRun], second: dict[str, PresetRun]
 ) -> Path:
-    """Write the pages from the runs and, for presets without a complete run here, from what the pages already say."""
-    complete = {name for name, run in best.items() if run.complete}
-    known = known_before(pages, {board["preset"] for board in boards} - complete)
+    """Write the pages from the runs and, for presets without a complete first run here, from what the pages say."""
+    first = {name for name, run in best.items() if run.complete and not run.is_second}
+    known = known_before(pages, {board["preset"] for board in boards} - first)
     drop_old_claims(pages, known)
     runs = {name: run for name, run in best.items() if name not in known}
+    second = {name: run for name, run in second.items() if run != runs.get(name)}
     boards = [known[board["preset"]].board if board["preset"] in known else board for board in boards]
     verdicts = []
     for board in boards:
