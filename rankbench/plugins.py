@@ -231,6 +231,12 @@ def groups_of(command: str) -> dict[str, str | list[str] | None]:
     return {name: choice for entry in entries for name, choice in entry.items() if "/" not in name}
 
 
+def comments_in(file: Path) -> list[str]:
+    """The comment lines of a YAML file, without the one that says where its keys go."""
+    lines = file.read_text(encoding="utf-8").splitlines()
+    return [line[1:].strip() for line in lines if line[:1] == "#" and "@package" not in line]
+
+
 def keys_in(file: Path) -> list[str]:
     """The keys at the top level of a YAML file."""
     return [name for name in _yaml(file) if name != "defaults"]

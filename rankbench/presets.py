@@ -32,14 +32,12 @@ def described() -> dict[str, Preset]:
     """The presets by name."""
     by_name = {}
     for name, path in plugins.choices("experiment").items():
-        lines = path.read_text(encoding="utf-8").splitlines()
-        comments = [line[1:].strip() for line in lines if line[:1] == "#" and "@package" not in line]
+        comments = plugins.comments_in(path)
         first = comments.pop(0) if re.match("rankbench (train|analyze) ", "".join(comments[:1])) else ""
         command, _, cost = first.partition("  ")
         about = " ".join(itertools.takewhile(lambda line: not line.startswith("rankbench "), comments))
-        by_name[name] = Preset(
-            command, cost.strip(), re.split(r"(?<!\bal)(?<!\bapp)(?<!\bsec)\. (?=[A-Z])", about)[0].rstrip(".")
-        )
+        sentence = re.split(r"(?<!\bal)(?<!\bapp)(?<!\bsec)\. (?=[A-Z])", about)[0].rstrip(".")
+        by_name[name] = Preset(command, cost.strip(), sentence)
     return by_name
 
 

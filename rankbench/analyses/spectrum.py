@@ -37,7 +37,6 @@ RELATIVE = ("mass", "share", "error_upto")  # to the output
 SCORED = ("loss_upto", "accuracy_upto")
 EXCESS = "excess_loss_upto"
 MEASURED = (*RELATIVE, *SCORED, EXCESS)
-KINDS = ("states", "logits", "output")  # of what is summed; the first that a network has is the headline
 WHOLE = ("whole_loss", "whole_accuracy")
 REMAINDERS_OF_ROUNDING = 10  # an error within this many remainders of the exact sums is rounding
 
@@ -211,12 +210,6 @@ def digest(table: pd.DataFrame) -> str:
         f"sums of all paths by length (mean of {table.num_sequences.iloc[0]} sequences)\n{printed.to_string()}\n"
         f"{of_constant}largest remainder of the exact sums: {table.remainder.max():.1e}"
     )
-
-
-def headline(table: pd.DataFrame) -> pd.DataFrame:
-    """The rows by length of the first kind of X that a network has."""
-    first = next(kind for kind in KINDS if kind in set(table.of))
-    return table[(table.of == first) & (table.part == "length")]
 
 
 def check(subject: Subject, _: Any) -> None:

@@ -19,7 +19,9 @@ HELP = """Usage: rankbench explain WORD [WORD ...] [plugins=[a]]
 Explains a key (model.norm), a group of keys (model), a choice of a group (sorting, paths, san), a metric or a column of
 a table (effective_rank), a preset (dong_fig4_sorting) or a claim (dong_fig2_skips). plugins=[a] adds those of a
 plug-in."""
+GROUPS = ("task", "model", "analysis", "optimizer", "cluster", "search")  # whose choices are explained
 Facts = dict[str, str]
+Keys = dict[str, tuple[str, Row, list[str]]]  # each key's heading, row and commands
 
 
 def explained(words: list[str]) -> str:
@@ -34,7 +36,7 @@ def explained(words: list[str]) -> str:
     return "\n\n".join("\n\n".join(map(_in_lines, _meanings(word, keys))) for word in asked)
 
 
-def _meanings(word: str, keys: dict[str, tuple[str, Row, list[str]]]) -> list[Facts]:
+def _meanings(word: str, keys: Keys) -> list[Facts]:
     """All that a word means, each as facts by name; the first is the word itself."""
     if word in keys:
         return [_key(word, *keys[word])]
@@ -46,9 +48,9 @@ def _meanings(word: str, keys: dict[str, tuple[str, Row, list[str]]]) -> list[Fa
     raise ConfigError(f"explain {word}: unknown{meant}; `rankbench explain` says what can be asked for")
 
 
-def _keys() -> dict[str, tuple[str, Row, list[str]]]:
-    """Each key with its heading, its row and the commands that have it."""
-    keys: dict[str, tuple[str, Row, list[str]]] = {}
+def _keys() -> Keys:
+    """All keys of all commands."""
+    keys: Keys = {}
     for command in SCHEMAS:
         for heading, row in rows_with_values(command, composed(command), every_analysis=True):
             keys.setdefault(row.name, (heading, row, []))[2].append(command)
@@ -79,7 +81,7 @@ def _key(word: str, heading: str, row: Row, commands: list[str]) -> Facts:
     }
 
 
-def _group(word: str, keys: dict[str, tuple[str, Row, list[str]]]) -> Iterator[Facts]:
+def _group(word: str, keys: Keys) -> Iterator[Facts]:
     names = [name for name in keys if name.startswith(f"{word}.")]
     if names:
         files = plugins.choices(word)
@@ -88,22 +90,22 @@ def _group(word: str, keys: dict[str, tuple[str, Row, list[str]]]) -> Iterator[F
         yield {word: f"group of {len(names)} keys; rankbench train --help {word}", **choices, "commands": commands}
 
 
-def _choice(word: str, keys: dict[str, tuple[str, Row, list[str]]]) -> Iterator[Facts]:
+def _choice(word: str, keys: Keys) -> Iterator[Facts]:
     """A file of a group (a task, a model, an analysis), or a value of a key."""
     sections = _sections()
-    for group in ("task", "model", "analysis", "optimizer", "cluster", "search"):
+    for group in GROUPS:
         if (path := plugins.choices(group).get(word)) is not None:
             choice = f"analysis=[{word}]" if group == "analysis" else f"{group}={word}"
             about, columns = _tables().get(word, ("", {})) if group == "analysis" else ("", {})
             _, rows = sections.get(choice, ("", []))
-            facts = {choice: _comment(path.read_text(encoding="utf-8")), "table": about}
+            facts = {choice: " ".join(plugins.comments_in(path)), "table": about}
             yield facts | {"columns": ", ".join(columns), "keys": ", ".join(row.name for row in rows)}
     for name, (_, row, _) in keys.items():
         if word in row.allowed.split(", ") and not row.allowed.startswith("list"):
             yield {f"{name}={word}": row.meaning}
 
 
-def _measured(word: str, keys: dict[str, tuple[str, Row, list[str]]]) -> Iterator[Facts]:
+def _measured(word: str, keys: Keys) -> Iterator[Facts]:
     """A metric or a column, with its formula and the analyses that measure it."""
     meanings: dict[str, list[str]] = {}
     for analysis, (_, columns) in _tables().items():
@@ -117,7 +119,7 @@ def _measured(word: str, keys: dict[str, tuple[str, Row, list[str]]]) -> Iterato
         yield facts | {"measured by": command}
 
 
-def _preset(word: str, keys: dict[str, tuple[str, Row, list[str]]]) -> Iterator[Facts]:
+def _preset(word: str, keys: Keys) -> Iterator[Facts]:
     from rankbench.presets import all_claims_of, described
 
     if (preset := described().get(word)) is not None:
@@ -125,7 +127,7 @@ def _preset(word: str, keys: dict[str, tuple[str, Row, list[str]]]) -> Iterator[
         yield {f"experiment={word}": preset.about, "command": preset.command, "cost": preset.cost, "claims": claims}
 
 
-def _claim(word: str, keys: dict[str, tuple[str, Row, list[str]]]) -> Iterator[Facts]:
+def _claim(word: str, keys: Keys) -> Iterator[Facts]:
     from rankbench.judging import CLAIMS
     from rankbench.presets import all_claims_of, presets
 
@@ -141,20 +143,14 @@ def _claim(word: str, keys: dict[str, tuple[str, Row, list[str]]]) -> Iterator[F
         }
 
 
-def _all_words(keys: dict[str, tuple[str, Row, list[str]]]) -> set[str]:
+def _all_words(keys: Keys) -> set[str]:
     """Every word that can be explained."""
     from rankbench.judging import CLAIMS
 
     groups = {name.partition(".")[0] for name in keys}
-    choices = {name for group in ("task", "model", "analysis", "experiment") for name in plugins.choices(group)}
+    choices = {name for group in (*GROUPS, "experiment") for name in plugins.choices(group)}
     columns = {name for _, columns in _tables().values() for name in columns}
     return {*keys, *groups, *choices, *columns, *CLAIMS}
-
-
-def _comment(text: str) -> str:
-    """The comment at the top of a YAML file."""
-    lines = [line[1:].strip() for line in text.splitlines() if line[:1] == "#" and "@package" not in line]
-    return " ".join(lines)
 
 
 def _tables() -> dict[str, tuple[str, dict[str, str]]]:

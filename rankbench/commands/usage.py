@@ -34,9 +34,8 @@ def usage(command: str, words: list[str]) -> str:
         if not asked or any(item.name == word or item.name.startswith(f"{word}.") for word in asked):
             sections.setdefault(heading, []).append(item)
     if not sections:
-        groups = sorted(
-            {item.name.partition(".")[0] for _, item in rows_with_values(command, cfg, True) if "." in item.name}
-        )
+        names = [item.name for _, item in rows_with_values(command, cfg, every_analysis=True)]
+        groups = sorted({name.partition(".")[0] for name in names if "." in name})
         raise ConfigError(
             f"--help {asked[0]}: no keys there{closest(asked[0], groups)}; groups are {', '.join(groups)}"
         )

@@ -21,6 +21,7 @@ def upper(rows: pd.DataFrame, quantity: str) -> pd.Series:
 
 
 def has_bound(rows: pd.DataFrame, quantity: str) -> bool:
+    """Whether the rows have this bound of a map, and a Jacobian norm to compare it with."""
     return len(upper(rows, quantity)) > 0 and (rows.kind == "lower_bound").any()
 
 

@@ -15,10 +15,12 @@ def mean_path_length(rows: pd.DataFrame) -> float:
 
 
 def length_over(rows: pd.DataFrame, key: str, value: str, other: str) -> float:
+    """Mean path length with one value of a swept key over that with another."""
     return mean_path_length(rows_at(rows, key, value)) / mean_path_length(rows_at(rows, key, other))
 
 
 def shorter_along(key: str, statement: str, source: str) -> Claim:
+    """Claim that paths become shorter as a swept key grows."""
     return Claim(
         statement=f"{statement} (Kendall's rank correlation of {key} and their mean length, each length weighted with "
         "the size of its sum; below -.5, three pairs in four in this order, threshold: ours; changes of less than a "

@@ -86,6 +86,7 @@ def _printed_levels(axes: Axes, printed: pd.DataFrame, variant: str, colour: str
 def against_layers(
     axes: Axes, seeds: pd.DataFrame, value: str, variants: list[str], published: pd.DataFrame | None
 ) -> None:
+    """Draw a value against the number of layers, a line for each variant, with the published numbers."""
     for number, variant in enumerate(variants):
         look = _numbers(variants)[variant]
         colour, marker = colour_of(look), marker_of(look)

@@ -109,11 +109,8 @@ def draw_scatter(
     others = [key for key in keys if key != facet and table[key].nunique(dropna=False) > 1]
     if others and table.groupby(others, dropna=False).ngroups <= MOST_NAMED:
         settings = [f"{key}=" + table[key].map(tick).astype(str) for key in others]
-        table, series, name = (
-            table.assign(configuration=settings[0].str.cat(settings[1:], sep=", ")),
-            "configuration",
-            "",
-        )
+        table = table.assign(configuration=settings[0].str.cat(settings[1:], sep=", "))
+        series, name = "configuration", ""
     else:
         name = f"{series}="
     # not shared: panels whose points lie far apart would each use a corner of a common axis
@@ -124,13 +121,8 @@ def draw_scatter(
             rows = rows_of_panel[rows_of_panel[series] == line] if series else rows_of_panel
             means = rows.groupby(keys, dropna=False)[[x, y]].mean()
             style = {"color": colour_of(number), "marker": marker_of(number)}
-            axes.plot(
-                means[x],
-                means[y],
-                linestyle="none",
-                label=f"{name}{tick(line)}" if series else "mean over seeds",
-                **style,
-            )
+            label_of_mark = f"{name}{tick(line)}" if series else "mean over seeds"
+            axes.plot(means[x], means[y], linestyle="none", label=label_of_mark, **style)
             num_seeds = rows.groupby(keys, dropna=False).seed.nunique().max()
             if num_seeds > 1 and (num_seeds <= FEW_SEEDS or are_over_seeds):
                 axes.scatter(rows[x], rows[y], s=7, color=style["color"], alpha=0.45, linewidths=0, zorder=1.5)

@@ -141,6 +141,7 @@ def physical_memory() -> int:
 
 
 def gib(num_bytes: int) -> str:
+    """A number of bytes in words, in units of 2^30 bytes."""
     return f"{num_bytes / 2**30:,.1f} GiB"
 
 
