@@ -62,8 +62,8 @@ $(EXTRAS)/.stamp: $(STAMP)
 	@touch $@
 
 test-extras: $(EXTRAS)/.stamp ## install the extras, and test launchers, search, writers and a real checkpoint with them
-	PYTHONPATH=$(CURDIR)/$(EXTRAS) $(BIN)/pytest -m '' tests/test_launchers.py tests/test_writers.py \
-		tests/test_pretrained.py::test_a_real_albert tests/test_pretrained.py::test_the_spectrum_of_a_real_albert
+	PYTHONPATH=$(CURDIR)/$(EXTRAS) $(BIN)/pytest -m '' tests/commands/test_launchers.py tests/training/test_writers.py \
+		tests/model/test_pretrained.py::test_a_real_albert tests/model/test_pretrained.py::test_the_spectrum_of_a_real_albert
 
 SITE := outputs/site
 site: $(EXTRAS)/.stamp ## build the documentation as a site with search in outputs/site/html
@@ -75,7 +75,7 @@ site: $(EXTRAS)/.stamp ## build the documentation as a site with search in outpu
 	@echo "-> $(SITE)/html/index.html"
 
 test-slurm: $(EXTRAS)/.stamp ## as root, run sweeps on a Slurm of this machine (Debian: slurm-wlm, munge)
-	PYTHONPATH=$(CURDIR)/$(EXTRAS) $(BIN)/pytest -m slurm -rs tests/test_slurm.py
+	PYTHONPATH=$(CURDIR)/$(EXTRAS) $(BIN)/pytest -m slurm -rs tests/commands/test_slurm.py
 
 test-lowest: setup ## run commands with the lowest version of every dependency but torch
 	.ci/lowest

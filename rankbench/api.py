@@ -18,20 +18,20 @@ import torch
 from torch import nn
 
 from rankbench.analyses import ANALYSES
-from rankbench.analyses.modules import building_once, offering
-from rankbench.analyses.runner import analyze_into, analyze_trained, draw_curves, measure, options_of
-from rankbench.analyses.subjects import check_finite, subjects_of
+from rankbench.analysing.modules import building_once, offering
+from rankbench.analysing.runner import analyze_into, analyze_trained, draw_curves, measure, options_of
+from rankbench.analysing.subjects import check_finite, subjects_of
 from rankbench.commands import analyze as analyze_command
 from rankbench.commands import train as train_command
 from rankbench.commands.checks import check_corpus
 from rankbench.commands.compose import compose, load_plugins
-from rankbench.config import AnalyzeConfig, FigureKeys, TrainConfig
+from rankbench.config.keys import ConfigError, check_known, closest
+from rankbench.config.plugins import named as named_plugins
+from rankbench.config.schema import AnalyzeConfig, FigureKeys, TrainConfig
 from rankbench.judging import figures_published
 from rankbench.judging import published as published_numbers
-from rankbench.keys import ConfigError, check_known, closest
 from rankbench.plots import Figure, show_in_notebook
 from rankbench.plots.pages import one_facet
-from rankbench.plugins import named as named_plugins
 from rankbench.progress import logging_to
 from rankbench.report.figures import analysis_of, final_pages
 from rankbench.report.jobs import runs_in

@@ -39,8 +39,8 @@ from torch.utils._pytree import tree_map_only
 
 from rankbench import plots
 from rankbench.analyses import Foreign, Subject, attention, residual
-from rankbench.analyses.modules import check_runs
-from rankbench.keys import ConfigError, check_known, refuse_null_byte
+from rankbench.analysing.modules import check_runs
+from rankbench.config.keys import ConfigError, check_known, refuse_null_byte
 from rankbench.measures.module_reading import read_module
 from rankbench.measures.module_states import layers_of
 from rankbench.measures.network_table import in_words

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rankbench.keys import ConfigError
+from rankbench.config.keys import ConfigError
 
 if TYPE_CHECKING:
     from tqdm import tqdm

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
-from rankbench.analyses.modules import building_once
+from rankbench.analysing.modules import building_once
 from rankbench.commands import cli
 
 

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from omegaconf import OmegaConf
 
-from rankbench.config import ModelConfig, conf_dir
+from rankbench.config.schema import ModelConfig, conf_dir
 from rankbench.judging import CLAIMS, judge
 from rankbench.measures import rounding
 from rankbench.model.network import run
@@ -104,7 +104,7 @@ def _nothing_painted() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def unpainted() -> Iterator[None]:
     """Save each figure of the module's tests as an empty page, SVG with its words: arranging and painting takes
-    most of a small run's time. tests/test_plots.py and the presets' smoke runs paint."""
+    most of a small run's time. tests/plots/test_plots.py and the presets' smoke runs paint."""
     with _nothing_painted():
         yield
 

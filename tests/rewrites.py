@@ -33,7 +33,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from rankbench import analyze
-from rankbench.keys import ConfigError
+from rankbench.config.keys import ConfigError
 from rankbench.measures import rounding
 
 ANALYSES = ("residual", "spectrum", "attention")

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from rankbench.analyses import ANALYSES
-from rankbench.analyses.runner import check_analyses, options_of
-from rankbench.analyses.subjects import subjects_of_run
+from rankbench.analysing.runner import check_analyses, options_of
+from rankbench.analysing.subjects import subjects_of_run
 from rankbench.commands.compose import compose
-from rankbench.config import KEYS, conf_dir
-from rankbench.keys import ConfigError
+from rankbench.config.keys import ConfigError
+from rankbench.config.schema import KEYS, conf_dir
 from rankbench.model import initial_model, skeleton
 from rankbench.runs.machine import Machine
 from rankbench.runs.run import Run

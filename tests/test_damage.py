@@ -12,10 +12,10 @@ import yaml
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from rankbench.analyses.runner import analyze_trained
-from rankbench.analyses.subjects import subjects_of_run
+from rankbench.analysing.runner import analyze_trained
+from rankbench.analysing.subjects import subjects_of_run
 from rankbench.commands.compose import compose
-from rankbench.keys import ConfigError
+from rankbench.config.keys import ConfigError
 from rankbench.plots.figure import save
 from rankbench.plots.sweep import draw_sweep
 from rankbench.report.jobs import find_runs

@@ -17,11 +17,11 @@ from pretend_device import Counts, pretending, registered
 
 import rankbench.model.attention
 from rankbench.analyses import ANALYSES
-from rankbench.analyses.runner import check_analyses, options_of
-from rankbench.analyses.subjects import fresh_subjects, subjects_of_run
+from rankbench.analysing.runner import check_analyses, options_of
+from rankbench.analysing.subjects import fresh_subjects, subjects_of_run
 from rankbench.bench import bench
 from rankbench.commands.compose import compose
-from rankbench.keys import ConfigError
+from rankbench.config.keys import ConfigError
 from rankbench.model.linear import largest_pair
 from rankbench.runs.machine import Machine
 from rankbench.runs.run import Run

@@ -26,7 +26,7 @@ from power_cuts import power_cuts, restore
 import rankbench.runs.files
 import rankbench.training.loop
 from rankbench.commands.compose import compose
-from rankbench.keys import ConfigError
+from rankbench.config.keys import ConfigError
 from rankbench.plots.figure import save
 from rankbench.progress import logging_to
 from rankbench.runs.files import WriteError, append, write_text

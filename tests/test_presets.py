@@ -15,9 +15,9 @@ from omegaconf import OmegaConf
 
 from rankbench.commands import composition
 from rankbench.commands.compose import compose, resolve
-from rankbench.config import BUDGETS, conf_dir
+from rankbench.config.presets import described, presets
+from rankbench.config.schema import BUDGETS, conf_dir
 from rankbench.judging import published
-from rankbench.presets import described, presets
 
 ROOT = Path(__file__).resolve().parent.parent
 PRESETS = sorted(path.stem for path in (conf_dir() / "experiment").glob("*.yaml"))
@@ -109,7 +109,7 @@ def test_runs_at_budget_smoke(name, tmp_path):
     command = [sys.executable, "-m", "rankbench", COMMANDS[name], f"experiment={name}", "budget=smoke"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
-    if described()[name].of_given_network:  # tests/test_checkpoints.py and test_pretrained.py give one
+    if described()[name].of_given_network:  # tests/analysing/test_checkpoints.py and test_pretrained.py give one
         assert done.returncode == 1 and not (tmp_path / "outputs").exists()
         assert f"experiment={name}: measures a network that you give; use `rankbench analyze" in done.stderr
         return

@@ -6,6 +6,8 @@ import os
 import shutil
 import subprocess
 import sys
+from collections import defaultdict
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -19,14 +21,14 @@ FLOORS = [
     {"__main__", "api"},
     {"commands"},
     {"bench", "report", "observing"},
-    {"analyses", "training", "papers"},
+    {"analysing", "training", "papers"},
+    {"analyses"},
     {"judging", "plots"},
     {"measures", "runs"},
-    {"model", "presets"},
-    {"plugins"},
-    {"compatibility"},
-    {"tasks", "config", "progress"},
-    {"keys", "seeds"},
+    {"model"},
+    {"tape"},
+    {"tasks", "progress"},
+    {"config", "seeds"},
 ]
 # Libraries that one room alone knows, the rooms that papers know, and the modules of measures that are formulas alone.
 OWN_ROOM = {"hydra": "commands", "matplotlib": "plots", "jinja2": "report"}
@@ -45,10 +47,11 @@ def imports_of(package):
                 pairs += [(module, alias.name) for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
                 assert node.level == 0, f"{module}: a relative import"
-                if node.module == package.name:  # from rankbench import plots
-                    pairs += [(module, f"{package.name}.{alias.name}") for alias in node.names]
-                else:
-                    pairs.append((module, node.module))
+                for alias in node.names:
+                    name = f"{node.module}.{alias.name}"
+                    of_module = package.joinpath(*name.split(".")[1:])
+                    is_module = of_module.with_suffix(".py").exists() or of_module.is_dir()
+                    pairs.append((module, name if is_module or node.module == package.name else node.module))
     return pairs
 
 
@@ -68,6 +71,18 @@ def upward(pairs):
             continue
         if floor[room_of_module] >= floor[room_of_import]:
             yield module, imported
+
+
+def circular(pairs):
+    """A chain of imports inside a room that leads back to where it begins, if there is one."""
+    inside = defaultdict(set)
+    for module, imported in pairs:
+        if room(module) is not None and room(module) == room(imported) and module != imported:
+            inside[module].add(imported)
+    try:
+        TopologicalSorter(inside).prepare()
+    except CycleError as circle:
+        yield circle.args[1]
 
 
 def trespassing(pairs):
@@ -99,6 +114,16 @@ def test_every_room_has_its_floor():
 
 def test_imports_run_downward():
     assert list(upward(imports_of(PACKAGE))) == []
+
+
+def test_no_room_has_a_circle():
+    assert list(circular(imports_of(PACKAGE))) == []
+
+
+def test_tests_stand_in_the_room_of_what_they_test():
+    rooms = {folder.name for folder in Path(__file__).parent.iterdir() if any(folder.glob("test_*.py"))}
+    assert rooms <= set().union(*FLOORS)
+    assert len(rooms) > 10
 
 
 def test_a_library_stays_in_its_room():
@@ -133,6 +158,13 @@ def test_a_paper_goes_with_its_folder(tmp_path):
     file, *names = told.stdout.split("\n")[:-1]
     assert Path(file).is_relative_to(tmp_path)
     assert names == ["knob_lambda_skip", "knob_lambda_skip_enough", "Joseph et al. 2024", "residual", "attention"]
+
+
+def test_a_circle_is_found(tmp_path):
+    for file, line in {"plots/a.py": "import rankbench.plots.b", "plots/b.py": "from rankbench.plots import a"}.items():
+        (tmp_path / "rankbench" / "plots").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "rankbench" / file).write_text(line)
+    assert len(list(circular(imports_of(tmp_path / "rankbench")))) == 1
 
 
 @pytest.mark.parametrize("name", FORMULAS)

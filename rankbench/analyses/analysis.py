@@ -10,8 +10,8 @@ import pandas as pd
 import torch
 from torch import nn
 
-from rankbench.config import TrainConfig
-from rankbench.keys import ConfigError
+from rankbench.config.keys import ConfigError
+from rankbench.config.schema import TrainConfig
 from rankbench.measures.module_reading import NOTHING_ASKED, Asked, ReadModule, read_module
 from rankbench.model.lstm import Lstm
 from rankbench.model.modules import Example

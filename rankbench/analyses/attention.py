@@ -1,6 +1,6 @@
 """What the heads of any network attend to, head by head: entropy, sinks, rank of P, the largest logit.
 
-One attention call is in memory at a time (rankbench.model.tape.tap).
+One attention call is in memory at a time (rankbench.tape.tap).
 
 Shapes: B sequence, H head, N query token, M key token, K width of the values.
 """
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rankbench.analyses.analysis import Analysis, Subject
 from rankbench.analyses.columns import ATTENTION, ATTENTION_FLOORS, SPECIAL_TOKENS, SPREAD, WEIGHTS
-from rankbench.keys import key
+from rankbench.config.keys import key
 from rankbench.measures.attention_matrices import (
     ATTENTION_METRICS,
     SUM_ERROR,
@@ -43,9 +43,9 @@ from rankbench.measures.rounding import (
 )
 from rankbench.measures.states import per_kind
 from rankbench.model.modules import Example
-from rankbench.model.tape import AttentionCall
 from rankbench.plots.attention import draw_attention
 from rankbench.seeds import generator_for
+from rankbench.tape import AttentionCall
 
 SEQUENCES_AT_A_TIME = 8
 WEIGHTS_BYTES = 1 << 26  # bytes of attention weights in memory at the same time, in a pass for the floors

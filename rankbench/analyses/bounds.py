@@ -21,7 +21,7 @@ from rankbench.analyses.analysis import Analysis, Subject
 from rankbench.analyses.columns import SPECIAL_TOKENS, VARIANT, WEIGHTS
 from rankbench.analyses.variants import VARIANTS as EVERYWHERE
 from rankbench.analyses.variants import VariantOptions
-from rankbench.keys import ConfigError, key
+from rankbench.config.keys import ConfigError, key
 from rankbench.measures import dong_theory
 from rankbench.measures.norms import composite_norm, inf_norm, one_norm, residual_from_median, residual_matrix
 from rankbench.measures.residual_coordinates import ResidualState

@@ -17,7 +17,7 @@ from rankbench.analyses.columns import OF_CLASSIFIER, SPECIAL_TOKENS, SPREAD, VA
 from rankbench.analyses.residual import whole_accuracy
 from rankbench.analyses.variants import VARIANTS
 from rankbench.analyses.variants import VariantOptions as Options
-from rankbench.keys import ConfigError
+from rankbench.config.keys import ConfigError
 from rankbench.measures import residual_coordinates as coordinates
 from rankbench.measures import residual_propagation as propagation
 from rankbench.measures.dong_theory import LN10

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from rankbench.analyses.analysis import Analysis, Subject
-from rankbench.keys import ConfigError, key
+from rankbench.config.keys import ConfigError, key
 from rankbench.plots.curves import draw_curves
 from rankbench.runs.tables import mean_of_seeds, over_seeds
 from rankbench.tasks.char_lm import CharLm

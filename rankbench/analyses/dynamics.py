@@ -6,7 +6,7 @@ import pandas as pd
 
 from rankbench.analyses.analysis import Analysis, Subject
 from rankbench.analyses.columns import ATTENTION, ATTENTION_FLOORS, STATE_FLOORS, STATES
-from rankbench.keys import ConfigError, key
+from rankbench.config.keys import ConfigError, key
 from rankbench.measures.attention_matrices import ATTENTION_METRICS
 from rankbench.measures.lipschitz_of_networks import HEAD_METRICS, LIPSCHITZ_METRICS
 from rankbench.measures.states import STATE_METRICS

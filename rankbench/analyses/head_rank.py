@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rankbench.analyses.analysis import Analysis, Subject
-from rankbench.keys import ConfigError, key
+from rankbench.config.keys import ConfigError, key
 from rankbench.measures import amsel_theory
 from rankbench.measures.lipschitz_of_networks import head_maps, rounding_of_spectra, spectra
 from rankbench.model.network import Network

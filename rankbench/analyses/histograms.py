@@ -11,7 +11,7 @@ from torch import Tensor
 from rankbench.analyses.analysis import Analysis, Subject
 from rankbench.analyses.columns import LOSS_FALL, WEIGHTS
 from rankbench.analyses.invertibility import check_ranges, inputs_of
-from rankbench.keys import ConfigError, key
+from rankbench.config.keys import ConfigError, key
 from rankbench.plots.histograms import draw_histograms
 from rankbench.runs.tables import mean_of_seeds
 from rankbench.seeds import generator_for

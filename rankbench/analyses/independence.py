@@ -22,7 +22,7 @@ from torch import Tensor
 
 from rankbench.analyses.analysis import Analysis, Subject
 from rankbench.analyses.columns import WHOLE_ACCURACY
-from rankbench.keys import ConfigError, key
+from rankbench.config.keys import ConfigError, key
 from rankbench.measures import dependence, paths
 from rankbench.measures.cross_gradients import cross_gradients, head_parameters
 from rankbench.measures.dong_theory import num_paths

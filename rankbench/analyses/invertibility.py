@@ -17,7 +17,7 @@ from torch import Tensor
 from rankbench.analyses.analysis import Analysis, Subject
 from rankbench.analyses.columns import LOSS_FALL
 from rankbench.analyses.lipschitz import contracted
-from rankbench.keys import ConfigError, key
+from rankbench.config.keys import ConfigError, key
 from rankbench.measures.attention_layer import attend, fresh_layer
 from rankbench.measures.lipschitz_of_networks import COVERED
 from rankbench.measures.rounding import FLOOR_SEQUENCES, MARGIN, RandomRounding

@@ -10,7 +10,7 @@ import pandas as pd
 import torch
 
 from rankbench.analyses.analysis import Analysis, Subject
-from rankbench.keys import ConfigError, key
+from rankbench.config.keys import ConfigError, key
 from rankbench.measures.law import CLAIMED, LAWS
 from rankbench.plots.laws import draw_laws
 from rankbench.seeds import generator_for

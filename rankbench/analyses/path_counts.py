@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import pandas as pd
 
 from rankbench.analyses.analysis import Analysis, Subject
-from rankbench.config import KEYS
-from rankbench.keys import ConfigError, check_known, key
+from rankbench.config.keys import ConfigError, check_known, key
+from rankbench.config.schema import KEYS
 from rankbench.measures.dong_theory import path_length_distribution
 from rankbench.plots.path_counts import draw_path_counts
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from rankbench.analyses.analysis import Analysis, Subject, chunks
 from rankbench.analyses.columns import ATTENTION, SPECIAL_TOKENS
 from rankbench.analyses.spectrum import check
-from rankbench.keys import key
+from rankbench.config.keys import key
 from rankbench.measures.attention_matrices import attention_metrics
 from rankbench.measures.dong_theory import num_paths
 from rankbench.measures.frozen_network import FrozenNetwork, sums_through_heads
@@ -35,11 +35,11 @@ from rankbench.measures.rounding import FLOOR_SEQUENCES, FloorsOfSums, RandomRou
 from rankbench.model.attention import visible_keys
 from rankbench.model.modules import Example
 from rankbench.model.network import attention_steps
-from rankbench.model.tape import Sums, Tape
 from rankbench.model.transformer import Transformer
 from rankbench.plots.path_mass import draw_path_mass
 from rankbench.runs.tables import mean_of_seeds
 from rankbench.seeds import generator_for
+from rankbench.tape import Sums, Tape
 from rankbench.tasks import Batch
 from rankbench.tasks.task import is_scored, majority_baselines, score, token_losses
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rankbench.analyses.analysis import Analysis, Subject, chunks
 from rankbench.analyses.columns import SPECIAL_TOKENS, WHOLE_ACCURACY
-from rankbench.keys import key
+from rankbench.config.keys import key
 from rankbench.measures.dong_theory import length_share, num_paths
 from rankbench.measures.frozen_network import FrozenNetwork, sums_by_length
 from rankbench.measures.module_paths import check_sums, module_sums, parts_with_floors, paths_of, sums_of
@@ -28,11 +28,11 @@ from rankbench.measures.recomputed_network import RecomputedNetwork, check_recom
 from rankbench.measures.rounding import FLOOR_SEQUENCES, FloorsOfSums, floors_of_sums, side_by_side
 from rankbench.measures.states import value_per_length
 from rankbench.measures.token_views import counted_first
-from rankbench.model.tape import Tape
 from rankbench.model.transformer import Transformer
 from rankbench.plots.paths import draw_paths
 from rankbench.runs.tables import mean_of_seeds
 from rankbench.seeds import generator_for
+from rankbench.tape import Tape
 from rankbench.tasks import Batch
 from rankbench.tasks.task import Score, majority_baselines, repeated_token_ceiling, score
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from rankbench.analyses.analysis import Analysis, Subject, chunks
 from rankbench.analyses.columns import SPECIAL_TOKENS, WHOLE_ACCURACY
-from rankbench.keys import ConfigError, key
+from rankbench.config.keys import ConfigError, key
 from rankbench.measures.dong_theory import num_paths
 from rankbench.measures.frozen_network import FrozenNetwork, sums_by_last_head
 from rankbench.measures.norms import without_absent

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rankbench.analyses.analysis import Analysis, Subject
 from rankbench.analyses.head_rank import hard
-from rankbench.keys import key
+from rankbench.config.keys import key
 from rankbench.measures import amsel_theory as theory
 from rankbench.model.bare import bare_network
 from rankbench.model.transformer import Transformer

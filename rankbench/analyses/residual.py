@@ -24,7 +24,7 @@ from rankbench.analyses.columns import (
     WEIGHTS,
 )
 from rankbench.analyses.variants import VARIANTS, VariantOptions
-from rankbench.keys import key
+from rankbench.config.keys import key
 from rankbench.measures.by_layer import metrics_by_layer, metrics_in_view, moments
 from rankbench.measures.module_reading import ReadModule
 from rankbench.measures.module_states import layers_of, states_with_floors
@@ -33,12 +33,12 @@ from rankbench.measures.token_views import DEFAULT_VIEWS, VIEWS, View
 from rankbench.model.kinds import kinds_of_task
 from rankbench.model.modules import Example
 from rankbench.model.network import without
-from rankbench.model.tape.recording import Run
 from rankbench.plots.figure import in_words
 from rankbench.plots.residual import draw_residual
 from rankbench.progress import counted
 from rankbench.runs.tables import last_of_layer, mean_and_spread, mean_of_seeds, thinned
 from rankbench.seeds import generator_for
+from rankbench.tape.recording import Run
 
 log = logging.getLogger(__name__)
 

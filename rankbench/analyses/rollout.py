@@ -11,7 +11,7 @@ import torch
 
 from rankbench.analyses.analysis import Analysis, Subject
 from rankbench.analyses.columns import WEIGHTS
-from rankbench.keys import ConfigError, key
+from rankbench.config.keys import ConfigError, key
 from rankbench.model.transformer import Transformer
 from rankbench.plots.rollout import draw_rollout
 from rankbench.tasks.circle_arcs import CircleArcs

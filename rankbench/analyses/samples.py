@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rankbench.analyses.analysis import Analysis, Subject
 from rankbench.analyses.columns import WEIGHTS
-from rankbench.keys import ConfigError, key
+from rankbench.config.keys import ConfigError, key
 from rankbench.model.lstm import Lstm
 from rankbench.model.transformer import Transformer
 from rankbench.seeds import generator_for

@@ -1,7 +1,7 @@
 """The path-length spectrum of any network: how much of its output, and of its loss, comes from paths of each length.
 
 All paths of a length are summed exactly, with attention weights, norm scales and gates frozen at the full forward pass
-(Dong et al. 2021, Theorem 2.1; rankbench.model.tape). Embeddings and biases that pass no head are of length 0.
+(Dong et al. 2021, Theorem 2.1; rankbench.tape). Embeddings and biases that pass no head are of length 0.
 
 What is summed is named: the last states are a property of the network; logits have an offset that no softmax sees, and
 often a large part that depends on no input.
@@ -22,14 +22,14 @@ from torch import Tensor
 
 from rankbench.analyses.analysis import Analysis, Subject
 from rankbench.analyses.columns import SPECIAL_TOKENS, WEIGHTS
-from rankbench.keys import ConfigError, key
+from rankbench.config.keys import ConfigError, key
 from rankbench.measures.module_paths import check_sums, norms, of_counted, parts_with_floors, recorded, scores
 from rankbench.measures.module_reading import ReadModule
 from rankbench.model.modules import Example
-from rankbench.model.tape import Sums, Tape
 from rankbench.plots.spectrum import draw_spectrum
 from rankbench.progress import counted
 from rankbench.seeds import generator_for
+from rankbench.tape import Sums, Tape
 
 log = logging.getLogger(__name__)
 

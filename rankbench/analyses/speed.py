@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from rankbench.analyses.analysis import Analysis, Subject
-from rankbench.keys import key
+from rankbench.config.keys import key
 from rankbench.model import initial_model
 from rankbench.plots.speed import draw_speed
 from rankbench.runs.machine import seconds_of

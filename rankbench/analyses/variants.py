@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from rankbench.keys import key
+from rankbench.config.keys import key
 
 # The parts that are taken out. Without an MLP its norm and skip are gone, too. Skips are removed together, the MLPs'
 # included. Norms stay, except in the network that the theorems are about.

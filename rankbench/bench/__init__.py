@@ -13,8 +13,8 @@ import pandas as pd
 
 from rankbench.bench import attention, compiling, depth, lipschitz, metrics, paths, record, startup, training
 from rankbench.bench.timing import lines_of, ratios_of
-from rankbench.config import BenchConfig
-from rankbench.keys import ConfigError
+from rankbench.config.keys import ConfigError
+from rankbench.config.schema import BenchConfig
 from rankbench.runs.machine import Machine
 from rankbench.runs.tables import write_table
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from rankbench.bench.timing import medians, paired, spread
-from rankbench.config import BenchConfig
+from rankbench.config.schema import BenchConfig
 from rankbench.model import initial_model
 from rankbench.model.transformer import Transformer
 from rankbench.runs.machine import Machine

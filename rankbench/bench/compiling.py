@@ -10,7 +10,7 @@ import pandas as pd
 
 from rankbench.bench.timing import medians, paired, spread
 from rankbench.bench.training import SMALL, torch_loops, train_steps
-from rankbench.config import BenchConfig
+from rankbench.config.schema import BenchConfig
 from rankbench.runs.machine import Machine
 from rankbench.tasks import build_task
 from rankbench.training.seeds_side_by_side import Training

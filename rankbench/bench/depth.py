@@ -7,7 +7,7 @@ import pandas as pd
 import torch
 
 from rankbench.bench.timing import medians, paired, spread
-from rankbench.config import BenchConfig
+from rankbench.config.schema import BenchConfig
 from rankbench.measures.frozen_network import sums_by_length
 from rankbench.model import initial_model
 from rankbench.model.transformer import Transformer

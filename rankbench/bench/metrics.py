@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 
 from rankbench.bench.timing import medians, paired, spread
-from rankbench.config import BenchConfig
+from rankbench.config.schema import BenchConfig
 from rankbench.measures.states import state_metrics
 from rankbench.runs.machine import Machine
 from rankbench.seeds import generator_for

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rankbench.bench.timing import medians, paired, spread
-from rankbench.config import BenchConfig
+from rankbench.config.schema import BenchConfig
 from rankbench.measures import module_paths
 from rankbench.measures.frozen_network import sums_by_length
 from rankbench.measures.module_reading import read_module

@@ -9,7 +9,7 @@ from functools import partial
 import pandas as pd
 
 from rankbench.bench.timing import medians, paired, spread
-from rankbench.config import BenchConfig
+from rankbench.config.schema import BenchConfig
 from rankbench.runs.machine import Machine
 
 TRAIN = ("-m", "rankbench", "train")

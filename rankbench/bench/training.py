@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rankbench.bench.timing import medians, paired, spread
-from rankbench.config import BenchConfig, ModelConfig, OptimizerConfig, TrainConfig
-from rankbench.keys import ConfigError
+from rankbench.config.keys import ConfigError
+from rankbench.config.schema import BenchConfig, ModelConfig, OptimizerConfig, TrainConfig
 from rankbench.model.activations import ACTIVATIONS
 from rankbench.model.norm import NORM_EPSILON
 from rankbench.model.transformer import Transformer

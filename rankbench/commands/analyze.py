@@ -7,8 +7,8 @@ from omegaconf import DictConfig
 
 from rankbench.commands.checks import check_folder, measured, preset_for
 from rankbench.commands.job import one_line, prepared, working
-from rankbench.config import AnalyzeConfig
-from rankbench.keys import ConfigError
+from rankbench.config.keys import ConfigError
+from rankbench.config.schema import AnalyzeConfig
 
 
 def check(cfg: AnalyzeConfig, words: Sequence[str] = (), writes: bool = True) -> None:
@@ -16,7 +16,7 @@ def check(cfg: AnalyzeConfig, words: Sequence[str] = (), writes: bool = True) ->
 
     writes: whether the caller is going to write to the folder `cfg.out`.
     """
-    from rankbench.analyses.runner import check_analyses
+    from rankbench.analysing.runner import check_analyses
     from rankbench.runs.machine import Machine
     from rankbench.tasks import build_task
     from rankbench.training.memory import check_memory
@@ -52,7 +52,7 @@ def _check_words(cfg: AnalyzeConfig, words: Sequence[str]) -> None:
     if named and not (cfg.module or cfg.checkpoint):
         raise ConfigError(f"{named[0]}: says how to read a network that is not ours; leave it out")
     if not _is_given(cfg) and (preset := preset_for("analyze", words)) is not None:
-        from rankbench.presets import described
+        from rankbench.config.presets import described
 
         if (described_preset := described()[preset]).of_given_network:
             raise ConfigError(
@@ -90,7 +90,7 @@ def _check_seeds(cfg: AnalyzeConfig) -> None:
 @one_line
 def run(config: DictConfig) -> None:
     """`rankbench analyze`."""
-    from rankbench.analyses.runner import analyze_into
+    from rankbench.analysing.runner import analyze_into
 
     cfg = prepared(config, check)
     with working("analyze", cfg.out):

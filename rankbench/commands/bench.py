@@ -7,12 +7,12 @@ from omegaconf import DictConfig
 
 from rankbench.commands.checks import check_folder
 from rankbench.commands.job import one_line, prepared
-from rankbench.config import BenchConfig
+from rankbench.config.schema import BenchConfig
 
 
 def check(cfg: BenchConfig, words: Sequence[str] = ()) -> None:
     """Raise ConfigError for what cannot be timed."""
-    from rankbench.analyses.runner import check_analyses
+    from rankbench.analysing.runner import check_analyses
     from rankbench.bench import check_benchmarks
     from rankbench.runs.machine import Machine
     from rankbench.tasks import build_task

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 
 from omegaconf import OmegaConf
 
-from rankbench.config import BUDGETS
-from rankbench.keys import ConfigError
+from rankbench.config.keys import ConfigError
+from rankbench.config.schema import BUDGETS
 from rankbench.progress import UNITS, duration
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ def fitted(command: str, words: list[str]) -> list[str]:
 def _chosen(command: str, budget: str, others: list[str]) -> tuple[list[str], float]:
     """The words that replace a budget, and the seconds that the command then takes."""
     from rankbench.commands.composition import composed
-    from rankbench.presets import described
+    from rankbench.config.presets import described
 
     presets = described()
     name = next((word.partition("=")[2] for word in others if re.match(r"\+?experiment=", word)), None)

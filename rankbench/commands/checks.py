@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
-from rankbench import plugins
-from rankbench.config import SCHEMAS, AnalyzeConfig, BaseConfig, Config
-from rankbench.keys import ConfigError, refuse_null_byte
+from rankbench.config import plugins
+from rankbench.config.keys import ConfigError, refuse_null_byte
+from rankbench.config.schema import SCHEMAS, AnalyzeConfig, BaseConfig, Config
 from rankbench.runs.files import regular
 
 
@@ -48,7 +48,7 @@ def preset_for(command: str, words: Sequence[str]) -> str | None:
     name = next((word.partition("=")[2] for word in words if word.startswith("experiment=")), None)
     if name is None:
         return None
-    from rankbench.presets import described
+    from rankbench.config.presets import described
 
     preset = described().get(name)
     return name if preset and preset.verb == command else None
@@ -70,7 +70,7 @@ def measured(cfg: BaseConfig) -> BaseConfig:
 def check_corpus(cfg: Config) -> None:
     """Refuse a text that is missing or does not fit, and sequences of a plug-in's task that do not. A check of its own,
     as a preset is valid without its corpus."""
-    from rankbench.analyses.modules import is_foreign
+    from rankbench.analysing.modules import is_foreign
 
     if isinstance(cfg, BaseConfig) and not is_foreign(cfg):
         from rankbench.model import build_model

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from rankbench.commands import failures
 from rankbench.commands.failures import refuse, refusing
-from rankbench.keys import ConfigError
+from rankbench.config.keys import ConfigError
 
 if TYPE_CHECKING:
     import argparse
@@ -125,7 +125,7 @@ def _dispatch(words: list[str]) -> None:
     elif words[0] in COMMANDS:
         _run(words[0], words[1:])
     else:
-        from rankbench.keys import closest
+        from rankbench.config.keys import closest
 
         near = closest(words[0], list(COMMANDS))
         refuse("", f"{words[0]}: unknown command{near}; commands are {', '.join(COMMANDS)}")
@@ -140,7 +140,7 @@ def _run(command: str, words: list[str]) -> None:
     from rankbench.commands.composition import initialised, register
     from rankbench.commands.messages import explaining, not_an_option
     from rankbench.commands.start import start
-    from rankbench.config import conf_dir
+    from rankbench.config.schema import conf_dir
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let Hydra hand us its exceptions instead of printing them
     parser = get_args_parser()

@@ -11,10 +11,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import get_args, get_origin
 
-from rankbench import plugins
-from rankbench.commands.cli import COMMANDS
-from rankbench.config import SCHEMAS
-from rankbench.keys import ConfigError, Entry, entries
+from rankbench.config import plugins
+from rankbench.config.keys import ConfigError, Entry, entries
+from rankbench.config.schema import SCHEMAS
 
 # A key, a group or a folder needs more text after it, so no space follows.
 BASH = """_rankbench_complete() {
@@ -70,7 +69,7 @@ def candidates(words: list[str]) -> list[str]:
 
 def _candidates(words: list[str], word: str) -> Iterable[str]:
     if len(words) <= 1:
-        return (*COMMANDS, "explain", "list", "completion", "--help", "--version")
+        return (*SCHEMAS, "explain", "list", "completion", "--help", "--version")
     command, before = words[0], words[-2]
     try:
         plugins.find(plugins.named(words[1:-1]))
@@ -83,7 +82,7 @@ def _candidates(words: list[str], word: str) -> Iterable[str]:
         for group in ("task", "analysis"):
             all_keys += _keys_of_choices(group, plugins.choices(group))
         return dict.fromkeys(all_keys)
-    if command not in COMMANDS:
+    if command not in SCHEMAS:
         return []
     if before in VALUES or word.startswith("-"):
         return VALUES.get(before, OPTIONS)

@@ -11,13 +11,13 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import MISSING, DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from rankbench import config, plugins
 from rankbench.commands.budgets import fitted
 from rankbench.commands.composition import composed
 from rankbench.commands.messages import explaining, groups, wanted
-from rankbench.compatibility import check
-from rankbench.config import KEYS, Config
-from rankbench.keys import ConfigError, refuse_unknown, typed_config
+from rankbench.config import plugins, schema
+from rankbench.config.compatibility import check
+from rankbench.config.keys import ConfigError, refuse_unknown, typed_config
+from rankbench.config.schema import KEYS, Config
 from rankbench.runs.sweep import Sweep
 
 
@@ -98,7 +98,7 @@ def load_plugins(names: Iterable[str] = ()) -> None:
         registries |= {"OPTIMIZERS": (OPTIMIZERS, Callable)}
         registries |= {"CLAIMS": (CLAIMS, Claim), "LAWS": (LAWS, Law), "PAPERS": (PAPERS, str)}
         plugins.load(registries)
-        config.ATTENTIONS[:], config.OPTIMIZERS[:] = ATTENTIONS, OPTIMIZERS
+        schema.ATTENTIONS[:], schema.OPTIMIZERS[:] = ATTENTIONS, OPTIMIZERS
         MEANINGS.update({name: analysis.columns for name, analysis in ANALYSES.items()})
 
 

@@ -21,10 +21,10 @@ from hydra.version import VersionBase
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from rankbench import plugins
 from rankbench.commands.messages import groups
 from rankbench.commands.resolvers import RESOLVERS
-from rankbench.config import SCHEMAS, conf_dir
+from rankbench.config import plugins
+from rankbench.config.schema import SCHEMAS, conf_dir
 
 MOST_KEPT = 64  # compositions, about 20 KiB each
 

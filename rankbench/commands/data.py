@@ -7,7 +7,7 @@ from typing import cast
 from omegaconf import DictConfig
 
 from rankbench.commands.job import one_line
-from rankbench.config import DataConfig
+from rankbench.config.schema import DataConfig
 
 
 def check(cfg: DataConfig, words: Sequence[str] = ()) -> None:

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 from omegaconf import OmegaConf
 
-from rankbench import plugins
 from rankbench.commands.composition import composed
 from rankbench.commands.reference import METRICS, TABLES, Row, stated, tables_page, written
 from rankbench.commands.usage import rows_with_values, terminal_width
-from rankbench.config import SCHEMAS
-from rankbench.keys import ConfigError, closest
+from rankbench.config import plugins
+from rankbench.config.keys import ConfigError, closest
+from rankbench.config.schema import SCHEMAS
 
 HELP = """Usage: rankbench explain WORD [WORD ...] [plugins=[a]]
 
@@ -120,7 +120,7 @@ def _measured(word: str, keys: Keys) -> Iterator[Facts]:
 
 
 def _preset(word: str, keys: Keys) -> Iterator[Facts]:
-    from rankbench.presets import all_claims_of, described
+    from rankbench.config.presets import all_claims_of, described
 
     if (preset := described().get(word)) is not None:
         claims = ", ".join(all_claims_of(word))
@@ -128,8 +128,8 @@ def _preset(word: str, keys: Keys) -> Iterator[Facts]:
 
 
 def _claim(word: str, keys: Keys) -> Iterator[Facts]:
+    from rankbench.config.presets import all_claims_of, presets
     from rankbench.judging import CLAIMS
-    from rankbench.presets import all_claims_of, presets
 
     if (claim := CLAIMS.get(word)) is not None:
         by = [name for name in presets() if word in all_claims_of(name)]

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
-from rankbench.keys import ConfigError, shortened
+from rankbench.config.keys import ConfigError, shortened
 
 INTERRUPTED, READER_GONE = 130, 141  # exit codes, as the shell has them for SIGINT and SIGPIPE
 wants_traceback = False  # whether the user has set HYDRA_FULL_ERROR=1
@@ -78,7 +78,7 @@ def refusal_of(error: BaseException) -> ConfigError | None:
 
 def _frames_of_user(error: BaseException) -> list[traceback.FrameSummary]:
     """The frames of code that the user named, outermost first."""
-    from rankbench import plugins
+    from rankbench.config import plugins
 
     frames = traceback.extract_tb(error.__traceback__)
     if isinstance(error, SyntaxError) and error.filename is not None:

@@ -12,9 +12,10 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from rankbench import __version__, plugins
-from rankbench.config import conf_dir
-from rankbench.keys import ConfigError
+from rankbench import __version__
+from rankbench.config import plugins
+from rankbench.config.keys import ConfigError
+from rankbench.config.schema import conf_dir
 from rankbench.runs.files import regular, write_json
 from rankbench.runs.records import checksum, read_json
 

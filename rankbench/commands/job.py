@@ -16,7 +16,7 @@ from rankbench.commands import failures
 from rankbench.commands.compose import resolve
 from rankbench.commands.failures import INTERRUPTED, quit_silently, refusal_of, refuse
 from rankbench.commands.finished_jobs import announce
-from rankbench.config import Config
+from rankbench.config.schema import Config
 from rankbench.progress import logging_to
 from rankbench.runs.files import WriteError
 from rankbench.runs.sweep import Sweep

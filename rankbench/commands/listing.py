@@ -4,11 +4,11 @@ import re
 import textwrap
 from collections import Counter
 
-from rankbench import plugins
 from rankbench.commands.budgets import costs
 from rankbench.commands.usage import terminal_width
-from rankbench.keys import ConfigError, closest
-from rankbench.presets import Preset, all_claims_of, described
+from rankbench.config import plugins
+from rankbench.config.keys import ConfigError, closest
+from rankbench.config.presets import Preset, all_claims_of, described
 from rankbench.progress import duration
 from rankbench.runs.files import OUTPUTS
 

@@ -7,8 +7,8 @@ from omegaconf import DictConfig
 
 from rankbench.commands.checks import check_folder
 from rankbench.commands.job import one_line, prepared
-from rankbench.config import PlotConfig
-from rankbench.keys import ConfigError, check_known
+from rankbench.config.keys import ConfigError, check_known
+from rankbench.config.schema import PlotConfig
 
 
 def check(cfg: PlotConfig, words: Sequence[str] = ()) -> None:

@@ -9,8 +9,8 @@ from omegaconf import DictConfig
 
 from rankbench.commands.checks import check_folder
 from rankbench.commands.job import one_line, prepared
-from rankbench.config import ReportConfig
-from rankbench.keys import ConfigError, as_typed
+from rankbench.config.keys import ConfigError, as_typed
+from rankbench.config.schema import ReportConfig
 
 
 def check(cfg: ReportConfig, words: Sequence[str] = ()) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from rankbench.config import OBJECTIVES
+from rankbench.config.schema import OBJECTIVES
 
 LONGEST_FOLDER = 100  # characters of a job's folder name; file systems allow 255 bytes, but terminals show less
 

@@ -14,7 +14,7 @@ from hydra_plugins.hydra_submitit_launcher.submitit_launcher import SlurmLaunche
 from submitit.core.utils import JobPaths, UncompletedJobError
 from submitit.slurm.slurm import SlurmInfoWatcher, SlurmJob
 
-from rankbench.keys import ConfigError
+from rankbench.config.keys import ConfigError
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from rankbench.commands.composition import composed_here, record_words, register
 from rankbench.commands.job import config_of_job, typed_words
 from rankbench.commands.sweeps import sweep
 from rankbench.commands.workers import end_with
-from rankbench.keys import ConfigError
+from rankbench.config.keys import ConfigError
 
 
 def start(command: str, words: list[str], job: Callable[[DictConfig], Any], wants_sweep: bool) -> None:

@@ -26,8 +26,8 @@ from rankbench.commands.finished_jobs import FinishedJob, finished_job, recipe, 
 from rankbench.commands.job import config_of_job, typed_words
 from rankbench.commands.messages import explaining
 from rankbench.commands.resolvers import job_folder
-from rankbench.config import OBJECTIVES, TrainConfig
-from rankbench.keys import ConfigError
+from rankbench.config.keys import ConfigError
+from rankbench.config.schema import OBJECTIVES, TrainConfig
 from rankbench.progress import counted, duration, logging_to
 from rankbench.runs.files import WriteError
 from rankbench.runs.records import read_yaml

@@ -7,13 +7,13 @@ from omegaconf import DictConfig
 
 from rankbench.commands.checks import check_folder, preset_for
 from rankbench.commands.job import hydra_of_job, one_line, prepared, working
-from rankbench.config import TrainConfig
-from rankbench.keys import ConfigError
+from rankbench.config.keys import ConfigError
+from rankbench.config.schema import TrainConfig
 
 
 def check(cfg: TrainConfig, words: Sequence[str] = ()) -> None:
     """Raise ConfigError for what cannot be trained or continued, and for a preset that only measures."""
-    from rankbench.analyses.runner import check_analyses
+    from rankbench.analysing.runner import check_analyses
     from rankbench.runs.machine import Machine
     from rankbench.runs.run import Run
     from rankbench.tasks import build_task
@@ -36,7 +36,7 @@ def check(cfg: TrainConfig, words: Sequence[str] = ()) -> None:
 @one_line
 def run(config: DictConfig) -> float:
     """`rankbench train`. Returns the objective for a sweeper: by default the final test accuracy (regression: loss)."""
-    from rankbench.analyses.runner import analyze_trained, draw_curves, drawn_line
+    from rankbench.analysing.runner import analyze_trained, draw_curves, drawn_line
     from rankbench.commands.finished_jobs import recipe, record, surroundings
     from rankbench.runs.run import Run, objective_value
     from rankbench.runs.tables import mean_of_seeds

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from omegaconf import DictConfig, OmegaConf
 
-from rankbench import plugins
 from rankbench.commands.compose import load_plugins
 from rankbench.commands.composition import composed
 from rankbench.commands.reference import Row, in_words, rows_of, stated, written
-from rankbench.keys import ConfigError, closest
+from rankbench.config import plugins
+from rankbench.config.keys import ConfigError, closest
 
 COLUMN = 34  # column in which meanings begin
 HEAD = """Usage: rankbench {command} [key=value ...] [-m] [--cfg job]

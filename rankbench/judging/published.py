@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from rankbench import plugins
-from rankbench.keys import ConfigError
+from rankbench.config import plugins
+from rankbench.config.keys import ConfigError
 
 COLUMNS = ["source", "figure", "where", "series", "x", "value", "unit"]
 

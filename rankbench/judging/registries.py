@@ -1,7 +1,7 @@
 """What is judged, by name: claims, and the papers that make them. Papers and plug-ins fill both."""
 
+from rankbench.config.plugins import Registry
 from rankbench.judging.claim import Claim
-from rankbench.plugins import Registry
 
 CLAIMS = Registry("CLAIMS", Claim)
 PAPERS = Registry("PAPERS", str)  # name -> title; a claim's source begins with the name of its paper

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rankbench.keys import ConfigError
+from rankbench.config.keys import ConfigError
 from rankbench.measures.rounding import MARGIN, RandomRounding
 from rankbench.model.transformer import Transformer
 from rankbench.progress import counted

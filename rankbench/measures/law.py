@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from rankbench.plugins import Registry
+from rankbench.config.plugins import Registry
 
 CLAIMED, CONTROL = "claimed", "control"
 

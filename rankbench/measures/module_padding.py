@@ -10,12 +10,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from rankbench.keys import ConfigError
+from rankbench.config.keys import ConfigError
 from rankbench.model.modules import Example
-from rankbench.model.tape import AttentionCall, tap
-from rankbench.model.tape.reading import ReadCall, Reading
-from rankbench.model.tape.recording import Key
-from rankbench.model.tape.touch import hidden_keys
+from rankbench.tape import AttentionCall, tap
+from rankbench.tape.reading import ReadCall, Reading
+from rankbench.tape.recording import Key
+from rankbench.tape.touch import hidden_keys
 
 log = logging.getLogger(__name__)
 

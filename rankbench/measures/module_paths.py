@@ -1,5 +1,5 @@
 """Sums of all paths by length, for a torch module from outside rankbench, a few sequences at a time
-(rankbench.model.tape).
+(rankbench.tape).
 
 Shapes: B sequence, K path length, N token; `...` the axes of what is measured after the sequences.
 """
@@ -14,8 +14,8 @@ from rankbench.measures.module_reading import ReadModule
 from rankbench.measures.norms import euclidean_norm
 from rankbench.measures.rounding import FLOOR_SEQUENCES, FloorsOfSums, RandomRounding, num_passes
 from rankbench.model.modules import Example
-from rankbench.model.tape import Sums, Tape
-from rankbench.model.tape.sums import Paths
+from rankbench.tape import Sums, Tape
+from rankbench.tape.sums import Paths
 from rankbench.tasks.task import Score, score
 
 # In the sums of all lengths, on a CPU. Four times as many take up to 1.2 times as long, because no call then fits the
@@ -89,7 +89,7 @@ def module_sums(
     read: ReadModule, example: Example, value_biases: str = "head", refuse: bool = True
 ) -> Iterator[tuple[Example, Sums]]:
     """What is measured as the sum of its paths by length, a few sequences at a time. ConfigError if it is not that sum,
-    unless refuse=False (rankbench.model.tape)."""
+    unless refuse=False (rankbench.tape)."""
     for chunk, tape in recorded(read, example):
         yield chunk, sums_of(read, tape, value_biases, refuse)
 

@@ -11,14 +11,14 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from rankbench.keys import ConfigError, closest
+from rankbench.config.keys import ConfigError, closest
 from rankbench.measures.module_padding import run_at_the_end, tap_calls, with_lengths
 from rankbench.model.modules import Example
-from rankbench.model.tape import AttentionCall, Sums, Tape, record
-from rankbench.model.tape.read import named_tensors, read
-from rankbench.model.tape.reading import Axes, Output, ReadCall, Reading
-from rankbench.model.tape.recording import Key
-from rankbench.model.tape.sums import nothing_read
+from rankbench.tape import AttentionCall, Sums, Tape, record
+from rankbench.tape.read import named_tensors, read
+from rankbench.tape.reading import Axes, Output, ReadCall, Reading
+from rankbench.tape.recording import Key
+from rankbench.tape.sums import nothing_read
 
 FEW = 3  # sequences on which a module is read
 

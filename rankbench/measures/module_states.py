@@ -17,14 +17,14 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from rankbench.keys import ConfigError, closest
+from rankbench.config.keys import ConfigError, closest
 from rankbench.measures.module_reading import ReadModule, axes_or_default
 from rankbench.measures.rounding import ALL, RandomRounding, floor_of, num_passes
 from rankbench.measures.token_views import View
 from rankbench.model.modules import Example
-from rankbench.model.tape.following import first_state, following
-from rankbench.model.tape.reading import Axes, ReadCall, State
-from rankbench.model.tape.recording import Run
+from rankbench.tape.following import first_state, following
+from rankbench.tape.reading import Axes, ReadCall, State
+from rankbench.tape.recording import Run
 
 MOST_DEPTHS = 3  # of attention calls in a row in one layer
 

@@ -5,7 +5,7 @@ from itertools import groupby
 import pandas as pd
 
 from rankbench.measures.module_reading import ReadModule
-from rankbench.model.tape.reading import Axes, ReadCall
+from rankbench.tape.reading import Axes, ReadCall
 
 COLUMNS = ["part", "name", "number", "shape", "token_axis", "sequence_axis", "heads", "kind", "counts", "note"]
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rankbench.keys import ConfigError
+from rankbench.config.keys import ConfigError
 from rankbench.model.attention import Heads
 from rankbench.model.network import AttentionSublayer, Network
 from rankbench.model.norm import plain_norm

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rankbench.keys import ConfigError
+from rankbench.config.keys import ConfigError
 from rankbench.measures.norms import composite_norm, one_norm
 from rankbench.measures.residual_coordinates import (
     ResidualState,

@@ -21,7 +21,7 @@ res(X) = X - 1 x^T, which is linear in X, the floor of a state is
     floor = max(MARGIN max over passes of ||res(D)||_{1,inf},  eps ||X||_{1,inf},  smallest normal number),
 
 where the second term is the error of storing X, and the third that of underflow. MARGIN is measured in
-tests/test_rounding.py, against residuals computed in more digits. A residual k times its floor has a
+tests/measures/test_rounding.py, against residuals computed in more digits. A residual k times its floor has a
 relative error of about 1/k.
 
 If X was computed in a coarser dtype (bfloat16, TF32) and then converted, its error is larger than this floor.

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rankbench.config import KINDS_OF_TOKENS
+from rankbench.config.schema import KINDS_OF_TOKENS
 
 DEFAULT_VIEWS = ("all", "without_sinks", "unit_length")
 WITHOUT = {f"without_{kind}": kind for kind in KINDS_OF_TOKENS}

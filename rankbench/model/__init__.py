@@ -2,8 +2,8 @@
 
 import torch
 
-from rankbench.config import ModelConfig
-from rankbench.keys import ConfigError
+from rankbench.config.keys import ConfigError
+from rankbench.config.schema import ModelConfig
 from rankbench.model.initialise import allocate, initialise
 from rankbench.model.lstm import Lstm, initialise_lstm
 from rankbench.model.transformer import Transformer

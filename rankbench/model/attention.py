@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rankbench.config import ModelConfig
-from rankbench.keys import ConfigError
+from rankbench.config.keys import ConfigError
+from rankbench.config.schema import ModelConfig
 from rankbench.model.contraction import inverse_phi, l2_bound_inf
 from rankbench.model.fused import fused_mixing
 from rankbench.model.head_maps import HeadMaps

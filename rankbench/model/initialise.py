@@ -5,7 +5,7 @@ import math
 import torch
 from torch import nn
 
-from rankbench.keys import ConfigError
+from rankbench.config.keys import ConfigError
 from rankbench.model.attention import Attention
 from rankbench.model.linear import SigmaReparam, free_weight
 from rankbench.model.norm import Norm

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from rankbench.keys import ConfigError
+from rankbench.config.keys import ConfigError
 from rankbench.seeds import generator_for
 from rankbench.tasks.task import ABSENT, Batch, Task, is_scored
 

@@ -9,8 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from rankbench.config import ModelConfig
-from rankbench.keys import ConfigError
+from rankbench.config.keys import ConfigError
+from rankbench.config.schema import ModelConfig
 from rankbench.model.kinds import NO_KINDS, Kinds
 from rankbench.model.padding import Padded
 

@@ -25,10 +25,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
 
-from rankbench import plugins
-from rankbench.keys import ConfigError, closest
+from rankbench.config import plugins
+from rankbench.config.keys import ConfigError, closest
 from rankbench.model.kinds import NO_KINDS, Kinds
-from rankbench.model.tape.recording import without_fast_path
+from rankbench.tape.recording import without_fast_path
 
 TARGETS = "targets"  # name of the tensor, in a file of inputs, against which the output is scored
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")

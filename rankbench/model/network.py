@@ -23,7 +23,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from rankbench.keys import ConfigError
+from rankbench.config.keys import ConfigError
 from rankbench.model.attention import Heads
 from rankbench.model.kinds import NO_KINDS, Kinds
 from rankbench.model.linear import ReadOut

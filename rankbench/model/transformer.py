@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from rankbench.config import ModelConfig
-from rankbench.keys import ConfigError
+from rankbench.config.keys import ConfigError
+from rankbench.config.schema import ModelConfig
 from rankbench.model.attention import Attention
 from rankbench.model.linear import Linear
 from rankbench.model.mlp import MLP

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
-from rankbench.keys import ConfigError
+from rankbench.config.keys import ConfigError
 from rankbench.model.head_maps import HeadMaps
 from rankbench.seeds import random_bits, state_of
 

@@ -1,6 +1,6 @@
 """The papers whose claims are judged. A folder for each: its title, claims, laws (closed forms) and published.csv.
 
-A paper is read as a plug-in is (rankbench.plugins): its dicts PAPERS, CLAIMS and LAWS, and its file published.csv.
+A paper is read as a plug-in is (config.plugins): its dicts PAPERS, CLAIMS and LAWS, and its file published.csv.
 Nothing else imports it, so to remove a paper is to delete its folder, and the presets that judge its claims. Papers do
 not import one another: what several need is in rankbench.judging or rankbench.measures.
 """

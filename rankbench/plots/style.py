@@ -18,7 +18,7 @@ from cycler import cycler
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 
-from rankbench.keys import ConfigError
+from rankbench.config.keys import ConfigError
 
 # The groups of matplotlib's settings that say how a figure looks
 DRAWING: tuple[str, ...] = ("axes", "errorbar", "figure", "font", "grid", "legend", "lines", "mathtext", "patch")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from rankbench.keys import ConfigError, closest, listed
+from rankbench.config.keys import ConfigError, closest, listed
 from rankbench.plots.sweep import column_in_words
 from rankbench.report.study import conditions_of
 from rankbench.runs.intervals import LEVEL, holm, paired_difference, unpaired_difference

@@ -9,9 +9,9 @@ import pandas as pd
 
 from rankbench import plots
 from rankbench.analyses import ANALYSES
-from rankbench.analyses.runner import draw
-from rankbench.config import FigureKeys, StudyKeys
-from rankbench.keys import ConfigError, check_known
+from rankbench.analysing.runner import draw
+from rankbench.config.keys import ConfigError, check_known
+from rankbench.config.schema import FigureKeys, StudyKeys
 from rankbench.plots.differences import draw_differences
 from rankbench.plots.observed import FIGURES as OBSERVED_FIGURES
 from rankbench.plots.pages import MOST_PANELS, joined, pages_of_analysis, pages_of_final_numbers

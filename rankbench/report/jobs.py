@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from rankbench.keys import ConfigError, as_typed
+from rankbench.config.keys import ConfigError, as_typed
 from rankbench.runs.files import OUTPUTS, by_time, regular
 from rankbench.runs.records import read_yaml
 from rankbench.runs.run import Run

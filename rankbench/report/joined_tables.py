@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from rankbench.analyses import ANALYSES
-from rankbench.keys import ConfigError, closest
+from rankbench.config.keys import ConfigError, closest
 from rankbench.plots.sweep import column_in_words
 from rankbench.report.jobs import (
     config_at,

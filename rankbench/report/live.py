@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from rankbench.keys import ConfigError
+from rankbench.config.keys import ConfigError
 from rankbench.report.jobs import find_runs, status_of
 from rankbench.report.report import gather
 from rankbench.runs.records import read_json, read_yaml

@@ -4,7 +4,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rankbench.keys import ConfigError
+from rankbench.config.keys import ConfigError
 from rankbench.runs.tables import read_table
 
 

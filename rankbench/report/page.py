@@ -14,8 +14,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from rankbench import __version__
+from rankbench.config.keys import ConfigError
 from rankbench.judging import measured_text, over_text, published, statements_of
-from rankbench.keys import ConfigError
 from rankbench.runs.files import write_text
 from rankbench.runs.records import or_empty, read_json, read_yaml
 from rankbench.runs.tables import read_table, short

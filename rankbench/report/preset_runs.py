@@ -11,9 +11,9 @@ from typing import Any
 
 import pandas as pd
 
-from rankbench.config import BUDGETS
+from rankbench.config.presets import Preset, described, presets
+from rankbench.config.schema import BUDGETS
 from rankbench.judging import CLAIMS, PAPERS, SECOND_SEED, is_outdated, judge, of_today, statements_of, with_holm
-from rankbench.presets import Preset, described, presets
 from rankbench.report.jobs import runs_in, status_of, varying_keys
 from rankbench.report.page import as_typed_command, commits_of, recorded_command, records
 from rankbench.runs.files import by_time

@@ -8,10 +8,10 @@ from typing import Any
 
 import pandas as pd
 
-from rankbench.analyses.runner import judge_all
-from rankbench.config import StudyKeys
+from rankbench.analysing.runner import judge_all
+from rankbench.config.keys import ConfigError, closest
+from rankbench.config.schema import StudyKeys
 from rankbench.judging import CLAIMS, figures_published
-from rankbench.keys import ConfigError, closest
 from rankbench.report.differences import baseline_in, differences, printed, sentences
 from rankbench.report.figures import (
     FIGURES,

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from rankbench.config.keys import ConfigError
+from rankbench.config.presets import claims_of, described
 from rankbench.judging import (
     NOT_JUDGED,
     OUTCOMES,
@@ -25,9 +27,7 @@ from rankbench.judging import (
     over_text,
     table_of,
 )
-from rankbench.keys import ConfigError
 from rankbench.plots.pictures import png_within
-from rankbench.presets import claims_of, described
 from rankbench.report.page import records
 from rankbench.report.preset_runs import NO_CLAIMS, NOT_RUN, PresetRun
 from rankbench.runs.files import read_text, replacing, write_text

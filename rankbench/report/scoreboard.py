@@ -13,6 +13,8 @@ import pandas as pd
 from markupsafe import Markup
 
 from rankbench.analyses import ANALYSES
+from rankbench.config.keys import ConfigError, check_known
+from rankbench.config.presets import presets
 from rankbench.judging import (
     OUTCOMES,
     PAPERS,
@@ -24,10 +26,8 @@ from rankbench.judging import (
     statement_line,
     table_of,
 )
-from rankbench.keys import ConfigError, check_known
 from rankbench.plots import caption_of
 from rankbench.plots.readings import spots_over_png
-from rankbench.presets import presets
 from rankbench.report.news import News, news_since_last
 from rankbench.report.page import link_to, render
 from rankbench.report.preset_runs import NOT_RUN, PresetRun, across_presets, any_run, best_runs, second_runs

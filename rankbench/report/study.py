@@ -12,8 +12,8 @@ import pandas as pd
 import scipy
 
 from rankbench.analyses import ANALYSES
-from rankbench.config import StudyKeys
-from rankbench.keys import ConfigError, closest, unknown
+from rankbench.config.keys import ConfigError, closest, unknown
+from rankbench.config.schema import StudyKeys
 from rankbench.plots import tick
 from rankbench.runs.intervals import LEVEL, interval95
 from rankbench.runs.tables import RUN_COLUMNS, booleans_as_words

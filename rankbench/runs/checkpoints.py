@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from rankbench.keys import ConfigError
+from rankbench.config.keys import ConfigError
 from rankbench.runs.files import regular, replacing
 
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from rankbench.keys import ConfigError
+from rankbench.config.keys import ConfigError
 
 OUTPUTS = Path("outputs")  # below it a folder for each command, in it one for each run or sweep
 LARGEST = 1 << 26  # bytes of a config, a summary or another record of a run

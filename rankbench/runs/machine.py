@@ -16,8 +16,8 @@ from pathlib import Path
 
 import torch
 
-from rankbench.config import BaseConfig
-from rankbench.keys import ConfigError
+from rankbench.config.keys import ConfigError
+from rankbench.config.schema import BaseConfig
 
 log = logging.getLogger(__name__)
 

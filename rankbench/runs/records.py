@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from rankbench.keys import ConfigError
+from rankbench.config.keys import ConfigError
 from rankbench.runs.files import read_text
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's reads seven times as fast

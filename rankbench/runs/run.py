@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 import yaml
 
-from rankbench.compatibility import check
-from rankbench.config import BaseConfig, TrainConfig
-from rankbench.keys import ConfigError, closest, typed_config
+from rankbench.config.compatibility import check
+from rankbench.config.keys import ConfigError, closest, typed_config
+from rankbench.config.schema import BaseConfig, TrainConfig
 from rankbench.runs.files import OUTPUTS, by_time, naming, regular, sync, write_json, write_text
 from rankbench.runs.records import checksum, read_json, read_yaml
 from rankbench.runs.tables import RUN_COLUMNS, column_help, read_table

@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rankbench.keys import ConfigError
+from rankbench.config.keys import ConfigError
 from rankbench.runs.files import write_json
 from rankbench.runs.records import read_json
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from rankbench.keys import ConfigError
+from rankbench.config.keys import ConfigError
 from rankbench.runs.files import LARGEST_TABLE, bounded, write_text
 from rankbench.runs.intervals import half_width, interval95
 

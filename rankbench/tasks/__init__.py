@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rankbench.keys import check_known, typed
+from rankbench.config.keys import check_known, typed
 from rankbench.tasks.char_lm import CharLm
 from rankbench.tasks.circle_arcs import CircleArcs
 from rankbench.tasks.convex_hull import ConvexHull

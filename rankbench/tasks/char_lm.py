@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from rankbench.keys import ConfigError, key
+from rankbench.config.keys import ConfigError, key
 from rankbench.seeds import generator_for
 from rankbench.tasks.corpora import CORPORA, SPLITS, check_files, folder_of, read_text
 from rankbench.tasks.task import ABSENT, Batch, Corpus, is_scored

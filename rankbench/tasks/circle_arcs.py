@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rankbench.keys import key
+from rankbench.config.keys import key
 from rankbench.tasks.task import Batch
 
 

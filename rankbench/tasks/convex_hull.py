@@ -11,7 +11,7 @@ import scipy
 import torch
 from torch import Tensor
 
-from rankbench.keys import key
+from rankbench.config.keys import key
 from rankbench.tasks.task import Batch
 
 MARGIN = 1e-6  # radians, and share of the largest coordinate

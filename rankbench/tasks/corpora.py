@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from rankbench.keys import ConfigError, check_known
+from rankbench.config.keys import ConfigError, check_known
 
 SPLITS = ("train", "valid", "test")
 PATIENCE = 30  # seconds without an answer until a download fails

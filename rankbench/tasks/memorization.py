@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import torch
 
-from rankbench.keys import ConfigError, key
+from rankbench.config.keys import ConfigError, key
 from rankbench.tasks.corpora import read_text
 from rankbench.tasks.task import ABSENT, Batch
 

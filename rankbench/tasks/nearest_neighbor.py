@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rankbench.keys import ConfigError, key
+from rankbench.config.keys import ConfigError, key
 from rankbench.tasks.task import Batch
 
 MODES = {"nearest": 1.0, "farthest": -1.0}

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import torch
 
-from rankbench.keys import ConfigError, key
+from rankbench.config.keys import ConfigError, key
 from rankbench.tasks.task import Batch
 
 

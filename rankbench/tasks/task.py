@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from rankbench.keys import ConfigError
+from rankbench.config.keys import ConfigError
 from rankbench.seeds import generator_for
 
 ABSENT = -1  # an absent input (padding, after all others); a target that is not scored (regression: nan)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from rankbench.config import TrainConfig
+from rankbench.config.schema import TrainConfig
 from rankbench.model.contraction import inverse_phi
 from rankbench.runs.machine import Machine
 from rankbench.tasks import Task

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from rankbench.config import TrainConfig
+from rankbench.config.schema import TrainConfig
 from rankbench.model.lstm import Lstm
 from rankbench.model.transformer import Transformer
 from rankbench.tasks import Corpus, Task

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from rankbench.keys import ConfigError
+from rankbench.config.keys import ConfigError
 from rankbench.runs.files import LARGEST_TABLE, append, bounded, naming, sync, write_text
 from rankbench.runs.run import Run
 from rankbench.training.seeds_side_by_side import DYNAMICS, METRICS, Training

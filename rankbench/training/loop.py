@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rankbench.config import TrainConfig
-from rankbench.keys import ConfigError
+from rankbench.config.keys import ConfigError
+from rankbench.config.schema import TrainConfig
 from rankbench.progress import bar
 from rankbench.runs.files import WriteError, write_json
 from rankbench.runs.machine import Machine, explaining_memory

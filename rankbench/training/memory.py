@@ -1,7 +1,7 @@
 """Lower bound on the memory that a command needs, estimated before anything is allocated."""
 
-from rankbench.config import BaseConfig, TrainConfig
-from rankbench.keys import ConfigError
+from rankbench.config.keys import ConfigError
+from rankbench.config.schema import BaseConfig, TrainConfig
 from rankbench.model import skeleton
 from rankbench.runs.machine import Machine, gib
 from rankbench.tasks import Corpus, Finite, Task

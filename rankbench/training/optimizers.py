@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from rankbench.config import OptimizerConfig
+from rankbench.config.schema import OptimizerConfig
 
 # Muon's quintic brings singular values in (0, 1] close to 1 in a few rounds (Jordan et al. 2024). Its steps are as
 # large as Adam's (Liu et al. 2025, Muon is scalable for LLM training, eq. 4).

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rankbench.config import TrainConfig
-from rankbench.keys import ConfigError
+from rankbench.config.keys import ConfigError
+from rankbench.config.schema import TrainConfig
 from rankbench.measures.attention_matrices import ATTENTION_FLOORS, ATTENTION_METRICS
 from rankbench.measures.by_layer import metrics_by_layer, moments, on_cpu
 from rankbench.measures.lipschitz_of_networks import HEAD_METRICS, LIPSCHITZ_METRICS, constants_by_layer

@@ -9,8 +9,8 @@ from importlib.util import find_spec
 
 import pandas as pd
 
-from rankbench.config import TrainConfig
-from rankbench.keys import ConfigError
+from rankbench.config.keys import ConfigError
+from rankbench.config.schema import TrainConfig
 from rankbench.runs.files import read_text
 from rankbench.runs.run import Run
 

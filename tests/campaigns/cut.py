@@ -9,10 +9,10 @@ from power_cuts import power_cuts, restore
 
 from campaigns.campaign import Campaign
 from campaigns.processes import differences, results
-from rankbench.analyses.runner import analyze_trained
+from rankbench.analysing.runner import analyze_trained
 from rankbench.commands.compose import compose
-from rankbench.config import TrainConfig
-from rankbench.keys import ConfigError
+from rankbench.config.keys import ConfigError
+from rankbench.config.schema import TrainConfig
 from rankbench.runs.files import WriteError
 from rankbench.runs.run import Run
 from rankbench.training.loop import train

@@ -11,7 +11,7 @@ import pytest
 from campaigns.campaign import Campaign
 from campaigns.processes import differences, results
 from rankbench.commands.compose import compose
-from rankbench.config import TrainConfig
+from rankbench.config.schema import TrainConfig
 from rankbench.runs.run import Run
 from rankbench.training.loop import train
 from rankbench.training.seeds_side_by_side import Training

@@ -18,9 +18,9 @@ from safetensors.torch import load_file, save_file
 from campaigns.campaign import Campaign
 from campaigns.hostile import Canary, damage
 from campaigns.in_process import CRASHED, LONGEST_LINE, TOO_LONG, called
-from rankbench import plugins
 from rankbench.analyses import ANALYSES
-from rankbench.config import conf_dir
+from rankbench.config import plugins
+from rankbench.config.schema import conf_dir
 
 SHIPPED = conf_dir() / "analysis" / "path_counts.yaml"
 SECONDS = 60  # of the processor, for one command

@@ -18,8 +18,8 @@ from campaigns.campaign import Campaign
 from campaigns.in_process import CRASHED, TOO_LONG, called, complaint, files_under
 from rankbench.analyses import ANALYSES
 from rankbench.commands.messages import groups
-from rankbench.config import SCHEMAS, conf_dir
-from rankbench.keys import Entry, entries
+from rankbench.config.keys import Entry, entries
+from rankbench.config.schema import SCHEMAS, conf_dir
 from rankbench.tasks import TASKS
 
 SECONDS = 100  # of the processor, for one command

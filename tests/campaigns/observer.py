@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from campaigns.campaign import Campaign
-from rankbench.keys import ConfigError
+from rankbench.config.keys import ConfigError
 from rankbench.observing import Observer, observe
 
 STEPS = 6

@@ -21,7 +21,7 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
-from rankbench.keys import ConfigError
+from rankbench.config.keys import ConfigError
 
 log = logging.getLogger(__name__)
 

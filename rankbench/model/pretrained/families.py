@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rankbench.keys import ConfigError
+from rankbench.config.keys import ConfigError
 from rankbench.model.kinds import NO_KINDS, Kinds
 from rankbench.model.linear import LinearMap, ReadOut
 from rankbench.model.network import AnySublayer, AttentionSublayer, MlpSublayer, Network
@@ -223,7 +223,7 @@ def as_network(module: nn.Module, kinds: Kinds = NO_KINDS) -> "PretrainedNetwork
     if family not in FAMILIES:
         raise ConfigError(
             f"{family}: no adapter for this family; covered: {', '.join(FAMILIES)}; "
-            "for path sums and attention rankbench.model.tape takes any module as it is"
+            "for path sums and attention rankbench.tape takes any module as it is"
         )
     if module.training:
         raise ConfigError(f"{type(module).__name__}: in training mode, where dropout is on; call eval() first")

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rankbench.keys import ConfigError
+from rankbench.config.keys import ConfigError
 from rankbench.model.activations import ACTIVATIONS
 from rankbench.model.attention import Heads
 from rankbench.model.head_maps import HeadMaps
@@ -208,7 +208,7 @@ class PretrainedMlp(MLP):
         if activation not in ACTIVATION_NAMES:
             raise ConfigError(
                 f"activation {activation}: its gate act(z)/z is not covered; covered: {', '.join(ACTIVATION_NAMES)}; "
-                "rankbench.model.tape takes the module as it is"
+                "rankbench.tape takes the module as it is"
             )
         self.up, self.down, self.activation_name = up, down, ACTIVATION_NAMES[activation]
         self.activation = ACTIVATIONS[self.activation_name]

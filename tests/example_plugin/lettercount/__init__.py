@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 
 from rankbench.analyses import Analysis, Subject
+from rankbench.config.keys import key
 from rankbench.judging import Claim, published
 from rankbench.judging.claim import Control, below
 from rankbench.judging.of_laws import agrees
-from rankbench.keys import key
 from rankbench.measures.law import CLAIMED, CONTROL, Law
 from rankbench.model.weightings import Start, Weighting, hidden_as
 from rankbench.tasks import Batch, Finite

@@ -1,0 +1,378 @@
+"""The subjects of `rankbench analyze` that are not networks of ours: a user's module, and a public checkpoint."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from rankbench.analyses.analysis import Foreign, Subject
+from rankbench.config.keys import ConfigError
+from rankbench.config.schema import AnalyzeConfig
+from rankbench.measures.module_padding import SEQUENCES_AT_A_TIME
+from rankbench.measures.module_reading import Asked
+from rankbench.measures.network_table import in_words, table_of_reading
+from rankbench.model.kinds import Kinds
+from rankbench.model.modules import PRESENT, Example, as_example, build, read_images, read_inputs, unpacked
+from rankbench.model.pretrained import FAMILIES, Checkpoint, as_network, load_checkpoint, load_tokenizer
+from rankbench.runs.machine import Machine
+from rankbench.runs.tables import with_who
+from rankbench.seeds import generator_for
+from rankbench.tasks import Batch
+from rankbench.tasks.task import ABSENT, score
+
+# By spec: checked before anything is written, and measured later, so that the user's code runs once.
+BUILT: dict[str, tuple[nn.Module, Example | None]] = {}
+load_once = lru_cache(maxsize=1)(load_checkpoint)
+
+
+@contextmanager
+def building_once() -> Iterator[None]:
+    """Forget the modules that are built inside: a process that lives on builds them again."""
+    before = set(BUILT)
+    try:
+        yield
+    finally:
+        for spec in set(BUILT) - before:
+            del BUILT[spec]
+
+
+@contextmanager
+def offering(module: nn.Module, inputs: Any) -> Iterator[str]:
+    """Register a copy of a module, with its inputs, under a name that cfg.module can have."""
+    spec = f"{type(module).__name__}:given"
+    example = as_example(inputs, "rankbench.analyze")
+    BUILT[spec] = unpacked(deepcopy(module), "rankbench.analyze")[0], example
+    yield spec
+
+
+def is_foreign(cfg: Any) -> bool:
+    """Whether the config asks for a network that is not ours."""
+    return isinstance(cfg, AnalyzeConfig) and (cfg.module is not None or cfg.checkpoint is not None)
+
+
+def checked_subjects(cfg: AnalyzeConfig) -> Sequence[Subject]:
+    """The subjects of the config, each module run on one sequence; ConfigError for keys or modules that do not fit."""
+    named = {name: value for name in ("run", "module", "checkpoint") if (value := getattr(cfg, name)) is not None}
+    if len(named) > 1:
+        given = " ".join(f"{name}={value}" for name, value in named.items())
+        raise ConfigError(f"{given}: several networks to measure; leave all but one out")
+    (name,) = named.values()
+    if cfg.claims and cfg.module is not None:
+        raise ConfigError(f"claims=[{','.join(cfg.claims)}]: no claim is about a user's module; use claims=[]")
+    if cfg.module is not None and cfg.replicas != 1:
+        raise ConfigError(f"replicas={cfg.replicas}: model={name} has one set of weights; use replicas=1")
+    if cfg.module is not None and cfg.special_tokens is not None:
+        raise ConfigError(f"special_tokens={cfg.special_tokens}: is for texts of a checkpoint; use special_tokens=null")
+    if cfg.checkpoint is not None and cfg.tokenizer is not None:
+        raise ConfigError(f"tokenizer={cfg.tokenizer}: {cfg.checkpoint} brings its own; use tokenizer=null")
+    if cfg.mask is not None and cfg.checkpoint is not None:
+        raise ConfigError(f"mask={cfg.mask}: {cfg.checkpoint} brings its own; use mask=null")
+    if cfg.module is not None and cfg.masked:
+        raise ConfigError(f"masked={cfg.masked}: is for texts of a checkpoint; use masked=0, and targets of your own")
+    subjects = foreign_subjects(cfg, Machine.prepare(cfg))
+    for subject in subjects:
+        check_runs(subject)
+    return subjects
+
+
+def foreign_subjects(cfg: AnalyzeConfig, machine: Machine) -> Sequence[Subject]:
+    """The user's module, or the checkpoint of the config along with fresh weights for each seed."""
+    if cfg.module is not None:
+        return [_of_user(cfg, cfg.module, machine)]
+    assert cfg.checkpoint is not None  # see is_foreign
+    return [_of_checkpoint(cfg, cfg.checkpoint, seed, machine) for seed in range(cfg.seed, cfg.seed + cfg.replicas)]
+
+
+def _of_user(cfg: AnalyzeConfig, spec: str, machine: Machine) -> Subject:
+    """The user's module with the inputs of the config, or else with its own; it is moved in place."""
+    given = None
+    if cfg.tokenizer is not None:
+        given = _texts(cfg, cfg.tokenizer)
+    elif cfg.inputs is not None:
+        given = read_inputs(cfg.inputs)
+    if spec not in BUILT:
+        BUILT[spec] = build(spec)
+    module, own = BUILT[spec]
+    example = own if given is None else given
+    if example is None:
+        raise ConfigError(f"inputs=null: model={spec} brings none; give inputs=<file>, or return (module, inputs)")
+    example = _padded(example)
+    inputs = "own" if cfg.inputs is None else Path(cfg.inputs).name
+    module = module.to(machine.device, machine.dtype)
+    modules, example = {"given": module}, example.to(machine.device, machine.dtype)
+    example = replace(example, kinds=_kinds({}, {}, cfg))
+    foreign = Foreign(type(module).__name__, inputs, modules, example, asked_of(cfg))
+    return Subject(spec, cfg.seed, foreign=foreign)
+
+
+def asked_of(cfg: AnalyzeConfig) -> Asked:
+    """What the config says of a network that is not ours."""
+    return Asked(cfg.mask, cfg.output, None if cfg.layers is None else tuple(cfg.layers), cfg.token_axis)
+
+
+def _texts(cfg: AnalyzeConfig, name: str) -> Example:
+    """Token ids of the texts in a .txt as the module's one argument; if the texts differ in length, also which tokens
+    are present, as the keyword attention_mask."""
+    if cfg.inputs is None or not cfg.inputs.endswith(".txt"):
+        raise ConfigError(f"tokenizer={name}: reads texts, inputs={cfg.inputs} has none; give a .txt")
+    tokenizer = load_tokenizer(name)
+    ids_BN = read_inputs(cfg.inputs, partial(_tokenized, tokenizer, cfg.tokens)).tensors[0]
+    return _padded(Example((ids_BN,)), tokenizer.pad_token_id or 0)
+
+
+def _padded(example: Example, token: int = 0) -> Example:
+    """The example with `token` in place of negative ones, which are absent, and the keyword attention_mask; unchanged
+    if it has none, or more arguments than tokens."""
+    ids_BN = example.tensors[0]
+    if len(example.tensors) > 1 or ids_BN.is_floating_point() or ids_BN.dim() != 2 or not (ids_BN < 0).any():
+        return example
+    present_BN = ids_BN >= 0
+    if (present_BN[:, 1:] & ~present_BN[:, :-1]).any():
+        raise ConfigError("inputs: an absent token, which is negative, comes before others; pad sequences at their end")
+    args, kwargs = tree_map_only(Tensor, lambda x: x.masked_fill(x < 0, token), (example.args, dict(example.kwargs)))
+    return replace(example, args=args, kwargs=kwargs | {PRESENT: present_BN.long()}, lengths_B=present_BN.sum(1))
+
+
+def _tokenized(tokenizer: Any, tokens: int, lines: list[str]) -> dict[str, Tensor]:
+    """The first token ids of each line, (B, N), ABSENT after a text's end."""
+    texts = [tokenizer.encode(line)[:tokens] for line in lines]
+    longest = max(map(len, texts))
+    return {"inputs": torch.tensor([text + [ABSENT] * (longest - len(text)) for text in texts])}
+
+
+# --- checkpoints -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Inputs from a file, in place of a task. length: number of tokens of the longest.
+
+    special: token ids that do not count in measurements of states and sums of paths.
+    """
+
+    name: str
+    num_outputs: int
+    length: int
+    test_size: int
+    special: tuple[int, ...]
+    target_kind: str = "classes"
+
+
+def _of_checkpoint(cfg: AnalyzeConfig, path: str, seed: int, machine: Machine) -> Subject:
+    """A checkpoint with its trained weights and fresh ones of this seed; for later seeds with the fresh ones alone.
+
+    A family without an adapter has modules alone.
+    """
+    checkpoint = load_once(path, seed)
+    models = {"trained": checkpoint.trained, "initialised": checkpoint.initialised}
+    models = {name: model.to(machine.device, machine.dtype) for name, model in models.items()}
+    if seed != cfg.seed:
+        del models["trained"]
+    config = checkpoint.trained.config
+    inputs, targets = _inputs(cfg, checkpoint)
+    special = _special(cfg, checkpoint, inputs)
+    kinds = _kinds_of_checkpoint(cfg, checkpoint, inputs)
+    example = _example(inputs, targets, checkpoint.trained, special).to(machine.device, machine.dtype)
+    example = replace(example, kinds=kinds)
+    name = Path(cfg.inputs or "").name
+    modules = {name: model.get_encoder() if config.is_encoder_decoder else model for name, model in models.items()}
+    asked, half = asked_of(cfg), ""
+    if config.is_encoder_decoder:
+        half = "the encoder"
+        if asked.output in ("encoder", "decoder"):
+            half, asked = f"the {asked.output}", replace(asked, output=None)
+        if half == "the decoder":
+            modules, example = _decoders(models, example, config)
+    if config.model_type not in FAMILIES:
+        return Subject(path, seed, foreign=Foreign(checkpoint.name, name, modules, example, asked, half))
+    with_special = replace(kinds, ids={**kinds.ids, "special": special}, left_out=("special", *kinds.left_out))
+    networks = {name: as_network(model, with_special if special else kinds) for name, model in models.items()}
+    num_tokens = next(iter(networks.values())).num_tokens(inputs)
+    if targets is None:
+        targets = torch.full((len(inputs), num_tokens), ABSENT)
+    batch = Batch(inputs, targets).to(machine.device, machine.dtype)
+    task = Texts(name, getattr(config, "vocab_size", None) or config.hidden_size, num_tokens, len(inputs), special)
+    foreign = Foreign(next(iter(networks.values())).name, name, modules, example, asked, half)
+    return Subject(path, seed, task, batch, batch, networks, foreign=foreign)
+
+
+def _inputs(cfg: AnalyzeConfig, checkpoint: Checkpoint) -> tuple[Tensor, Tensor | None]:
+    """Token ids (B, N), ABSENT after a text's end, or pixels (B, C, height, width); and targets, or None."""
+    if cfg.inputs is None:
+        raise ConfigError(
+            "inputs=null: give inputs=<file>: texts in a .txt, one a line, token ids or pixels in a .npy, or a folder "
+            "of images"
+        )
+    is_folder, reads_tokens = Path(cfg.inputs).is_dir(), hasattr(checkpoint.trained.config, "vocab_size")
+    if is_folder == reads_tokens and (is_folder or cfg.inputs.endswith(".txt")):
+        raise ConfigError(f"inputs={cfg.inputs}: {cfg.checkpoint} reads {'texts' if reads_tokens else 'images'}")
+    if checkpoint.reader is None and (is_folder or cfg.inputs.endswith(".txt")):
+        reader, instead = ("tokenizer", "token ids") if reads_tokens else ("image processor", "pixels")
+        raise ConfigError(
+            f"inputs={cfg.inputs}: {cfg.checkpoint} has no {reader} ({checkpoint.no_reader}); give {instead} in a .npy"
+        )
+    if is_folder:
+        return checkpoint.reader(read_images(cfg.inputs), return_tensors="pt")["pixel_values"], None
+
+    example = read_inputs(cfg.inputs, partial(_tokenized, checkpoint.reader, cfg.tokens))
+    inputs = example.tensors[0]
+    if inputs.is_floating_point():
+        return inputs, None
+    if inputs.dim() != 2:
+        raise ConfigError(f"inputs={cfg.inputs}: token ids of shape {tuple(inputs.shape)}; give (sequences, tokens)")
+    inputs = inputs.long()[:, : cfg.tokens]
+    letters = checkpoint.trained.config.vocab_size
+    if (largest := int(inputs.max())) >= letters:
+        raise ConfigError(
+            f"inputs={cfg.inputs}: token id {largest}; the vocabulary of {cfg.checkpoint} ends with {letters - 1}"
+        )
+    if example.targets is not None:
+        return inputs, example.targets[:, : cfg.tokens]
+    return _with_targets(inputs, cfg, checkpoint)
+
+
+def _with_targets(ids_BN: Tensor, cfg: AnalyzeConfig, checkpoint: Checkpoint) -> tuple[Tensor, Tensor | None]:
+    """Inputs and targets: the next token for a causal language model; for a masked one the tokens that `masked` hides,
+    which are masked in the inputs; None for others."""
+    kind = type(checkpoint.trained).__name__
+    if not cfg.masked:
+        # in XLNet's LMHeadModel each token sees the next one, unless attn_type=uni
+        sees_next = getattr(checkpoint.trained.config, "attn_type", "uni") == "bi"
+        is_causal = kind.endswith(("ForCausalLM", "LMHeadModel")) and not sees_next
+        next_BN = torch.cat([ids_BN[:, 1:], torch.full_like(ids_BN[:, :1], ABSENT)], dim=1)
+        return ids_BN, next_BN if is_causal else None
+    mask_token = getattr(checkpoint.reader, "mask_token_id", None)
+    if not kind.endswith("ForMaskedLM") or mask_token is None:
+        raise ConfigError(
+            f"masked={cfg.masked}: {cfg.checkpoint} is not a masked language model with a tokenizer; use masked=0"
+        )
+    special = torch.tensor(checkpoint.reader.all_special_ids)
+    drawn_BN = torch.rand(ids_BN.shape, generator=generator_for(cfg.seed, "masked tokens")) < cfg.masked
+    hidden_BN = drawn_BN & (ids_BN != ABSENT) & ~torch.isin(ids_BN, special)
+    return ids_BN.masked_fill(hidden_BN, mask_token), ids_BN.masked_fill(~hidden_BN, ABSENT)
+
+
+def _special(cfg: AnalyzeConfig, checkpoint: Checkpoint, inputs: Tensor) -> tuple[int, ...]:
+    """The token ids that do not count in measurements of states and sums of paths."""
+    if inputs.is_floating_point():
+        return ()
+    special = cfg.special_tokens
+    if special is None:
+        ends = (getattr(checkpoint.reader, f"{name}_token_id", None) for name in ("cls", "sep", "bos", "eos"))
+        special = sorted({token for token in ends if token is not None})
+    if not (~torch.isin(inputs, torch.tensor([*special, ABSENT]))).any(1).all():
+        raise ConfigError(
+            f"inputs={cfg.inputs}: a text has only special tokens; leave it out, or use special_tokens=[]"
+        )
+    return tuple(special)
+
+
+def _decoders(models: dict[str, nn.Module], example: Example, config: Any) -> tuple[dict[str, nn.Module], Example]:
+    """Whole models in place of their encoders, whose decoder reads the same text, shifted by one token."""
+    ids_BN = example.kwargs.get("input_ids")
+    if ids_BN is None:
+        raise ConfigError("output=decoder: this checkpoint's encoder reads no token ids; use output=encoder")
+    start = config.decoder_start_token_id
+    first_B1 = torch.full_like(ids_BN[:, :1], config.pad_token_id if start is None else start)
+    kwargs = {**example.kwargs, "decoder_input_ids": torch.cat([first_B1, ids_BN[:, :-1]], 1)}
+    return models, replace(example, kwargs=kwargs)
+
+
+def _kinds_of_checkpoint(cfg: AnalyzeConfig, checkpoint: Checkpoint, inputs: Tensor) -> Kinds:
+    """The kinds of tokens: of images the class tokens (in DeiT two) and the registers after them, of texts those with
+    the tokenizer's ids for beginning and end."""
+    if not inputs.is_floating_point():
+        names = {"class": ("cls", "bos"), "separators": ("sep", "eos")}
+        ids = {kind: [getattr(checkpoint.reader, f"{name}_token_id", None) for name in names[kind]] for kind in names}
+        return _kinds({}, {kind: [token for token in ids[kind] if token is not None] for kind in ids}, cfg)
+    embeddings = getattr(checkpoint.trained.base_model, "embeddings", None)
+    num_class = sum(getattr(embeddings, f"{name}_token", None) is not None for name in ("cls", "distillation"))
+    num_registers = getattr(checkpoint.trained.config, "num_register_tokens", None) or 0
+    registers = range(num_class, num_class + num_registers)
+    return _kinds({"class": range(num_class), "registers": registers}, {}, cfg)
+
+
+def _kinds(positions: dict[str, Sequence[int]], ids: dict[str, Sequence[int]], cfg: AnalyzeConfig) -> Kinds:
+    kinds = Kinds(positions, ids, tuple(cfg.uncounted or ()))
+    kinds.check(kinds.left_out, "uncounted")
+    return kinds
+
+
+def _example(inputs: Tensor, targets: Tensor | None, model: Any, special: tuple[int, ...]) -> Example:
+    """The inputs as the library's own arguments, with the targets."""
+    if inputs.is_floating_point():
+        reads_tokens = model.main_input_name == "input_ids"  # beside images, as CLIP does
+        return Example((), {"pixel_values" if reads_tokens else model.main_input_name: inputs})
+    present_BN = inputs != ABSENT
+    padding = 0 if model.config.pad_token_id is None else model.config.pad_token_id
+    arguments = {"input_ids": inputs.masked_fill(~present_BN, padding)}
+    if not present_BN.all():
+        arguments["attention_mask"] = present_BN.long()
+    is_special_BN = torch.isin(inputs, torch.tensor(special))
+    special_BN = is_special_BN if is_special_BN.any() else None
+    return replace(as_example(arguments, "inputs"), targets=targets, special_BN=special_BN)
+
+
+@torch.no_grad()
+def check_runs(subject: Subject, is_read: bool = True) -> None:
+    """ConfigError if a module does not run on its inputs; and, if it is read, has no attention, fails on some of the
+    sequences, or returns what the targets do not fit."""
+    if not is_read:
+        for module in subject.modules.values():
+            with _told(subject, f"does not run on inputs={subject.who['task']}"):
+                subject.example.run(module)
+        return
+    with _told(subject, f"does not run on inputs={subject.who['task']}"):
+        reads = subject.reads
+    for read in reads.values():
+        begin = 0
+        for chunk in read.example.split(SEQUENCES_AT_A_TIME):
+            end = begin + chunk.num_sequences
+            with _told(subject, f"does not run on sequences {begin + 1} to {end} of inputs={subject.who['task']}"):
+                result = chunk.run(read.module)
+            begin = end
+            if chunk.targets is None or read.upto is not None:
+                continue
+            output = read.arranged(read.choose(result))
+            with _told(
+                subject,
+                f"its targets of shape {tuple(chunk.targets.shape)} do not fit its output of shape "
+                f"{tuple(output.shape)}, which {read.target.name} is",
+            ):
+                score(output, chunk.targets)
+
+
+@contextmanager
+def _told(subject: Subject, what: str) -> Iterator[None]:
+    """Turn whatever a module raises into one line."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        hint = "HYDRA_FULL_ERROR=1 shows where"
+        if "_grouped_mm" in reason or "grouped_gemm" in reason or "mat_a" in reason:
+            hint = "experts of this kind need precision=fp32, or the library's eager experts"
+        raise ConfigError(f"model={subject.run}: {what} ({reason[:300]}); {hint}") from error
+
+
+def described(subject: Subject) -> list[str]:
+    """What was read of a network that is not ours, in a line for each kind of weights that differs from the first."""
+    assert subject.foreign is not None
+    return list(dict.fromkeys(in_words(read, subject.foreign.half) for read in subject.reads.values()))
+
+
+def network_table(subject: Subject) -> pd.DataFrame:
+    """network.csv: what was read of a network that is not ours."""
+    assert subject.foreign is not None
+    read = next(iter(subject.reads.values()))
+    return with_who(table_of_reading(read, subject.foreign.half), **subject.who)

@@ -1,0 +1,157 @@
+"""Which values of a config go together. Like rankbench.config.schema, this module does not import torch."""
+
+from operator import attrgetter
+from typing import NoReturn
+
+from rankbench.config.keys import ConfigError, as_typed, entries
+from rankbench.config.schema import AnalyzeConfig, BaseConfig, BenchConfig, Config, ModelConfig, TrainConfig, conf_dir
+
+
+def check(cfg: Config) -> None:
+    """Raise ConfigError for a value that is not allowed, or that does not go with another value."""
+    for entry in entries(type(cfg)):
+        entry.key.check(entry.name, attrgetter(entry.name)(cfg))
+    if isinstance(cfg, BaseConfig):
+        _check_model(cfg.model)
+        if cfg.model.kind == "lstm":
+            _check_lstm(cfg)
+    if isinstance(cfg, AnalyzeConfig) and cfg.precision == "bf16":
+        raise ConfigError("precision=bf16: analyses check sums to rounding; allowed are fp32, fp64")
+    if isinstance(cfg, TrainConfig):
+        _check_training(cfg)
+
+
+def _refuse(model: ModelConfig, name: str, why: str) -> NoReturn:
+    """Refuse the value of a key of the model."""
+    raise ConfigError(f"model.{name}={as_typed(getattr(model, name))}: {why}")
+
+
+def _check_model(model: ModelConfig) -> None:
+    if model.head_width is None and model.width % model.heads:
+        raise ConfigError(
+            f"model.width={model.width}: not divisible by model.heads={model.heads}; "
+            f"choose a multiple of {model.heads}, or set model.head_width"
+        )
+    if model.kv_groups is not None and model.heads % model.kv_groups:
+        raise ConfigError(
+            f"model.kv_groups={model.kv_groups}: does not divide model.heads={model.heads} into equal groups; "
+            "choose a divisor of it, or null"
+        )
+    for name in ("value_width", "kv_groups", "latent_width"):
+        if (value := getattr(model, name)) is not None and model.weight_norm != "none":
+            _refuse(model, name, f"cannot be combined with model.weight_norm={model.weight_norm}; use none")
+        if value is not None and model.tied_qk and name != "value_width":
+            _refuse(model, name, "cannot be combined with model.tied_qk=true; reset one of the two to its default")
+    if model.latent_width is not None and model.values != "free":
+        _refuse(model, "latent_width", f"cannot be combined with model.values={model.values}; use free")
+    _check_contraction(model)
+    if model.mask == "window" and model.window is None:
+        _refuse(model, "window", "model.mask=window needs a width; set model.window to a number of tokens")
+    if model.mask != "window" and model.window is not None:
+        _refuse(model, "window", f"only model.mask=window has a window; got model.mask={model.mask}")
+    if model.norm_scale != "none" and model.norm == "none":
+        _refuse(
+            model, "norm_scale", "model.norm=none has no norm to scale; set model.norm=pre, or model.norm_scale=none"
+        )
+    _check_streams(model)
+    if model.mlp_skip and not model.mlp:
+        _refuse(model, "mlp_skip", "there is no MLP to skip; set model.mlp=true or model.mlp_skip=false")
+    if model.mlp and round(model.mlp_ratio * model.width) < 1:
+        raise ConfigError(
+            f"model.mlp_ratio={model.mlp_ratio}: leaves the MLP no hidden unit at model.width={model.width}; "
+            f"allowed are ratios from {1 / model.width:g}"
+        )
+
+
+def _check_streams(model: ModelConfig) -> None:
+    off = {"value_residual": 0, "embedding_skip": 0, "hyper_connections": "none"}
+    used = [
+        f"model.{name}={as_typed(getattr(model, name))}" for name, none in off.items() if getattr(model, name) != none
+    ]
+    if len(used) > 1:
+        raise ConfigError(f"{' '.join(used)}: only one of these can be used; reset the others to their defaults")
+    if model.value_residual and model.attention == "contractive_l2":
+        raise ConfigError(
+            f"{used[0]}: model.attention=contractive_l2 has no Lipschitz constant for values of two layers; use l2"
+        )
+    if model.value_residual and model.exclusive:
+        raise ConfigError(
+            f"{used[0]}: cannot be combined with model.exclusive=true, which needs the values of a single layer; set "
+            "it to false"
+        )
+    if model.hyper_connections == "none":
+        return
+    if model.norm in ("post", "ngpt"):
+        raise ConfigError(f"{used[0]}: norms must come before the branches; use model.norm=pre, peri or none")
+    if not model.skip or model.mlp_skip != model.mlp:
+        raise ConfigError(
+            f"{used[0]}: replaces the skips around every sub-layer; set model.skip=true and mlp_skip=model.mlp"
+        )
+
+
+def _check_contraction(model: ModelConfig) -> None:
+    if model.attention != "contractive_l2":
+        for name in ("contraction", "contraction_keys"):
+            if getattr(model, name) is not None:
+                _refuse(model, name, f"only model.attention=contractive_l2 has one; got {model.attention}")
+        return
+    demands = {
+        "contraction": (model.contraction is None, "needs a Lipschitz constant; set model.contraction=1"),
+        "tied_qk": (not model.tied_qk, "has no Lipschitz constant with free keys; set model.tied_qk=true"),
+        "mask": (
+            model.mask == "others",
+            "has no Lipschitz constant where a token does not see itself; use none, causal or window",
+        ),
+        "exclusive": (
+            model.exclusive,
+            "has no Lipschitz constant once the part along the own value is removed; set model.exclusive=false",
+        ),
+        "values": (model.values == "zero", "would divide by the norm of W_V, 0; use free, orthogonal or uniform"),
+    }
+    for name, (broken, why) in demands.items():
+        if broken:
+            _refuse(model, name, f"model.attention=contractive_l2 {why}")
+
+
+# The keys that an LSTM has. Every other key of the model must stay as conf/model/lstm.yaml sets it.
+LSTM_KEYS = ("name", "kind", "layers", "width", "dropout", "init")
+
+
+def _check_lstm(cfg: BaseConfig) -> None:
+    import yaml
+
+    shipped = vars(ModelConfig(**yaml.safe_load((conf_dir() / "model" / "lstm.yaml").read_text(encoding="utf-8"))))
+    for name, value in vars(cfg.model).items():
+        if name not in LSTM_KEYS and value != shipped[name]:
+            _refuse(cfg.model, name, f"an LSTM has no such part; model=lstm leaves it at {as_typed(shipped[name])}")
+    if cfg.model.init not in ("pytorch", "glorot"):
+        _refuse(cfg.model, "init", "not for an LSTM; allowed are pytorch, glorot")
+    if isinstance(cfg, BenchConfig):
+        _refuse(cfg.model, "kind", "the benchmarks measure Transformers; use model.kind=transformer")
+    if isinstance(cfg, TrainConfig) and cfg.trainer.compile == "true":
+        raise ConfigError("trainer.compile=true: torch cannot compile an LSTM; use trainer.compile=false")
+    if isinstance(cfg, TrainConfig) and (cfg.optimizer.name == "muon" or cfg.optimizer.cap is not None):
+        raise ConfigError(
+            f"optimizer.name={cfg.optimizer.name} optimizer.cap={as_typed(cfg.optimizer.cap)}: muon and the cap are "
+            "for the matrices of a Transformer; use adam, adamw or sgd, and optimizer.cap=null"
+        )
+    if isinstance(cfg, TrainConfig) and cfg.trainer.dynamics_every is not None:
+        raise ConfigError(
+            f"trainer.dynamics_every={cfg.trainer.dynamics_every}: an LSTM has no attention to measure; use null"
+        )
+
+
+def _check_training(cfg: TrainConfig) -> None:
+    trainer, optimizer = cfg.trainer, cfg.optimizer
+    if (trainer.steps is None) == (trainer.epochs is None):
+        raise ConfigError(
+            f"trainer.steps={as_typed(trainer.steps)} trainer.epochs={as_typed(trainer.epochs)}: "
+            "give exactly one of the two, and set the other to null"
+        )
+    if optimizer.schedule == "multistep" and not optimizer.milestones:
+        raise ConfigError("optimizer.milestones=[]: optimizer.schedule=multistep needs steps, e.g. [1000,2000]")
+    if optimizer.cap is not None and cfg.model.weight_norm != "none":
+        raise ConfigError(
+            f"optimizer.cap={optimizer.cap}: with model.weight_norm={cfg.model.weight_norm} a matrix has the spectral "
+            "norm gamma, whatever its weight; use none"
+        )

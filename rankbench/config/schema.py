@@ -1,0 +1,575 @@
+"""The keys of a config with their defaults. compatibility says which of their values go together; the files
+conf/*.yaml state what differs: the values of variants, presets and budgets.
+
+This module imports neither torch nor OmegaConf: a wrong config is refused, and a key completed, before anything heavy
+is loaded.
+"""
+
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from rankbench.config.keys import Key, entries, key
+
+BUDGETS = ("smoke", "laptop", "paper")
+PLUGINS = "Your modules with tasks, analyses, attentions or presets. Installed plug-ins need not be named."
+# Kinds of attention, and update rules. Importing a plug-in adds its own.
+ATTENTIONS = ["dot", "l2", "contractive_l2", "cosine", "sigmoid", "relu", "differential", "kernel", "sparse"]
+OPTIMIZERS = ["adam", "adamw", "sgd", "muon"]
+SIZE, STEPS, POSITIVE, FACTOR = (1, 65536), (1, 10**12), (1e-6, 1e6), (-1e6, 1e6)  # ranges of several keys
+
+AS_MLP: Any = "${model.mlp}"  # a reference, which Hydra follows, and without Hydra ModelConfig
+
+# Objectives of a search, with their direction
+OBJECTIVES = {
+    "test_accuracy": "maximize",
+    "test_loss": "minimize",
+    "valid_loss": "minimize",
+    "train_seconds": "minimize",
+}
+
+
+# The keys of a model, in five groups. ModelConfig joins them: a dataclass lists the fields of its last base first.
+
+
+@dataclass
+class ModelSize:
+    """Size of the model: the architecture, and the number and width of its layers and heads."""
+
+    name: str = key("Name of this variant in tables and figures.", default="transformer")
+    kind: str = key(
+        "Architecture. lstm: `layers` layers of `width` cells.", default="transformer", choices=("transformer", "lstm")
+    )
+    layers: int = key("Number of layers.", default=6, between=(1, 1024))
+    heads: int = key("Number of attention heads in each layer.", default=2, between=SIZE)
+    width: int = key("Width of a token's state.", default=48, between=SIZE)
+    head_width: int | None = key("Width of a head's queries and keys. null: width / heads.", default=None, between=SIZE)
+    value_width: int | None = key("Width of a head's values. null: head_width.", default=None, between=SIZE)
+    kv_groups: int | None = key(
+        "Number of groups of heads that share keys and values. null: heads.", default=None, between=SIZE
+    )
+    latent_width: int | None = key(
+        "Width of the latent that keys and values come from. null: no latent.", default=None, between=SIZE
+    )
+
+
+@dataclass
+class ModelAttention:
+    """Attention of the model: what a query sees, how it scores keys, and what is done with the values."""
+
+    attention: str = key(
+        "Kind of attention: the scores, or how weights are made from them. l2: -||q - k||^2, with values through A_h; "
+        "contractive_l2: l2 scaled to a Lipschitz constant; cosine: queries, keys and values divided by their norms; "
+        "sigmoid, relu: no softmax; differential: the difference of two softmaxes; kernel: of a rank of at most "
+        "head_width, without a softmax; sparse: softmax over a random quarter of the keys, the same in every sequence.",
+        default="dot",
+        choices=ATTENTIONS,
+    )
+    contraction: float | None = key(
+        "Lipschitz constant (p = inf) to which contractive_l2 scales l2.", default=None, between=POSITIVE
+    )
+    contraction_when: str = key(
+        "When contractive_l2 rescales. above: only where l2's bound exceeds contraction.",
+        default="always",
+        choices=("always", "above"),
+    )
+    contraction_keys: int | None = key(
+        "Number of keys that the bound assumes. null: the sequence's length; language models need a number.",
+        default=None,
+        between=(1, 10**6),
+    )
+    tied_qk: bool = key("Whether W_Q = W_K.", default=False)
+    temperature: float = key("Attention scores are divided by it before the softmax.", default=1.0, between=POSITIVE)
+    mix_attention: float = key(
+        "a in a P + b I + c U, the matrix that multiplies the values: P is attention, U averages the tokens seen.",
+        default=1.0,
+        between=FACTOR,
+    )
+    mix_identity: float = key("b in the same sum, the share of the identity.", default=0.0, between=FACTOR)
+    mix_uniform: float = key(
+        "c in the same sum, the share of the average. -1 removes the mean.", default=0.0, between=FACTOR
+    )
+    exclusive: bool = key(
+        "Whether to remove from each head's output its part along the token's own value.", default=False
+    )
+    head_reduction: str = key(
+        "How heads are combined. mean: their sum divided by heads * head_width / width, if that is above 1.",
+        default="sum",
+        choices=("sum", "mean"),
+    )
+    mask: str = key(
+        "Tokens a query sees. others: all except its own.",
+        default="none",
+        choices=("none", "causal", "window", "others"),
+    )
+    window: int | None = key(
+        "Number of tokens that mask=window shows on either side.", default=None, between=(0, 10**6)
+    )
+
+
+@dataclass
+class ModelSublayers:
+    """Skips, norms, MLP.
+
+    A sub-layer f of the input x gives norm(a x + b f(x)) or a x + b f(norm(x)).
+    """
+
+    skips: bool | None = key("Sets skip and mlp_skip together. null: leave them.", default=None)
+    skip: bool = key("Whether attention has a skip. Without one, a = 0.", default=True)
+    skip_scale: float = key("Factor a of the skip in a x + b f(x).", default=1.0, between=FACTOR)
+    branch_scale: float = key(
+        "Factor b of the sub-layer in a x + b f(x). 1 / sqrt(layers) is common.", default=1.0, between=FACTOR
+    )
+    mlp: bool = key("Whether each layer has an MLP.", default=True)
+    mlp_ratio: float = key("Hidden width of the MLP over the model's width.", default=1.0, between=(1e-3, 1e3))
+    mlp_skip: bool = key("Whether the MLP has a skip.", default=AS_MLP)
+    activation: str = key("Activation of the MLP.", default="gelu", choices=("relu", "gelu"))
+    norm: str = key(
+        "Place of the norm. pre: before a sub-layer; post: after its sum with the skip; peri: before and after its "
+        "branch; ngpt: after its branch and after the sum.",
+        default="post",
+        choices=("none", "pre", "post", "peri", "ngpt"),
+    )
+    norm_kind: str = key(
+        "Kind of norm. l2norm: x / ||x|| times a number.",
+        default="layernorm",
+        choices=("layernorm", "rmsnorm", "l2norm"),
+    )
+    norm_affine: bool = key("Whether norms have a learned scale and shift.", default=True)
+    norm_scale: str = key(
+        "Factor of the norms around the sub-layers. depth: 1/sqrt(l) in layer l (LayerNorm scaling).",
+        default="none",
+        choices=("none", "depth"),
+    )
+    bias: bool = key("Whether the linear maps of the layers have biases.", default=True)
+    value_residual: float = key(
+        "Weight of layer 1's values in every later layer's values.", default=0.0, between=(0.0, 1.0)
+    )
+    embedding_skip: float = key(
+        "Factor of the embedding that is added to the input of each layer.", default=0.0, between=FACTOR
+    )
+    hyper_connections: str = key(
+        "Kind of the learned matrices that mix the streams of hyper-connections. none: no such streams.",
+        default="none",
+        choices=("none", "free", "doubly_stochastic"),
+    )
+    streams: int = key("Number of states that hyper-connections keep for each token.", default=4, between=(2, 64))
+    stream_deviation: float = key(
+        "Standard deviation of the noise on the initial hyper-connections. 0: they begin as plain skips.",
+        default=0.0,
+        between=(0.0, 1e3),
+    )
+    dropout: float = key("Share of entries that dropout sets to zero.", default=0.0, between=(0.0, 0.99))
+
+
+@dataclass
+class ModelEnds:
+    """Ends of the model: from the task's inputs to the first state, and from the last state to the outputs."""
+
+    positions: str = key(
+        "Position embeddings. concatenated: learned, in the part of the width that coordinates leave free.",
+        default="learned",
+        choices=("none", "learned", "sinusoidal", "concatenated"),
+    )
+    embedding_norm: bool = key(
+        "Whether a norm of norm_kind follows the read-in and its positions, as in BERT.", default=False
+    )
+    read_in: str = key(
+        "How inputs become states. mlp: two linear maps and the activation; identity: inputs are states.",
+        default="linear",
+        choices=("linear", "mlp", "identity"),
+    )
+    read_out: str = key(
+        "How states become outputs. identity: the first coordinates are the output.",
+        default="linear",
+        choices=("linear", "identity"),
+    )
+
+
+@dataclass
+class ModelWeights:
+    """Weights of the model: how they are initialised and parametrised."""
+
+    init: str = key("Scheme of initialisation.", default="pytorch", choices=("pytorch", "glorot", "bert", "scaled"))
+    attention_init: float | None = key(
+        "s: attention's matrices are drawn from U(-s/sqrt(width), s/sqrt(width)). null: as init says.",
+        default=None,
+        between=POSITIVE,
+    )
+    init_gain: float = key("Multiplies every matrix of the layers at initialisation.", default=1.0, between=(0.0, 1e6))
+    mlp_gain: float = key(
+        "Multiplies the MLPs' matrices again at initialisation, and so their Lipschitz constant by its square.",
+        default=1.0,
+        between=(0.0, 1e6),
+    )
+    values: str = key(
+        "W_V and W_O at the start. free: as init says; uniform: as init=pytorch does.",
+        default="free",
+        choices=("free", "orthogonal", "uniform", "zero"),
+    )
+    weight_norm: str = key(
+        "sigma: matrices are gamma W / ||W||_2, with gamma learned.", default="none", choices=("none", "sigma")
+    )
+
+
+@dataclass
+class ModelConfig(ModelWeights, ModelEnds, ModelSublayers, ModelAttention, ModelSize):
+    """One network."""
+
+    def __post_init__(self) -> None:
+        if self.mlp_skip == AS_MLP:
+            self.mlp_skip = self.mlp
+        if self.skips is not None:
+            self.skip, self.mlp_skip = self.skips, self.skips and self.mlp
+
+
+@dataclass
+class OptimizerConfig:
+    """Optimizer: the update rule and the schedule of its learning rate."""
+
+    name: str = key("Update rule.", default="adam", choices=OPTIMIZERS)
+    lr: float = key("Learning rate at its peak.", default=0.001, between=(0.0, 1e3))
+    weight_decay: float = key(
+        "Weight decay. adamw, muon: decoupled from the gradient.", default=0.0, between=(0.0, 1e3)
+    )
+    momentum: float = key(
+        "Momentum of sgd, and of muon for the matrices of the layers.", default=0.0, between=(0.0, 1.0)
+    )
+    beta1: float = key("Decay rate of the first moment in adam, adamw and muon.", default=0.9, between=(0.0, 0.999999))
+    beta2: float = key(
+        "Decay rate of the second moment in adam, adamw and muon.", default=0.999, between=(0.0, 0.999999)
+    )
+    schedule: str = key(
+        "Learning rate after the warm-up.",
+        default="constant",
+        choices=("constant", "linear", "cosine", "multistep", "inverse_sqrt"),
+    )
+    warmup: int = key("Length of the linear warm-up.", default=0, unit="steps", between=(0, 10**12))
+    milestones: list[int] = key(
+        "When schedule=multistep multiplies the rate by optimizer.decay.", default=[], unit="steps"
+    )
+    decay: float = key("Factor of schedule=multistep.", default=0.1, between=(0.0, 1e3))
+    cap: float | None = key(
+        "Largest singular value of the layers' matrices: after each step, larger ones are set to it. null: no limit.",
+        default=None,
+        between=POSITIVE,
+    )
+
+
+@dataclass
+class TrainerConfig:
+    """Trainer: how long training lasts, how much it reads at a time, and how often it is evaluated."""
+
+    steps: int | None = key(
+        "Length of training, unless epochs is given.", default=1000, unit="steps", between=(0, 10**12)
+    )
+    epochs: float | None = key(
+        "Length of training, unless steps is given.", default=None, unit="epochs", between=(0.0, 1e9)
+    )
+    batch_size: int = key("Number of sequences in a batch.", default=100, between=(1, 10**9))
+    accumulate: int = key("Number of parts into which a batch is split to save memory.", default=1, between=(1, 10**9))
+    eval_every: int = key("Interval between rows of metrics.csv.", default=50, unit="steps", between=STEPS)
+    checkpoint_every: int = key(
+        "Interval between checkpoints. A killed run loses at most this many steps.",
+        default=200,
+        unit="steps",
+        between=STEPS,
+    )
+    keep_state: bool = key(
+        "Whether a finished run keeps its training state, up to three times its weights, so that more steps can "
+        "follow.",
+        default=True,
+    )
+    clip: float | None = key(
+        "Largest gradient norm of each seed. null: no clipping.", default=None, between=(1e-12, 1e12)
+    )
+    compile: str = key(
+        "How a training step is compiled. auto: on a CPU with a C++ compiler, trainings of 600 steps or more of small "
+        "networks take one fused step, whose few seconds of compiling they repay; all others are not compiled. true: "
+        "torch.compile compiles the forward pass.",
+        default="auto",
+        choices=("true", "false", "auto"),
+    )
+    target_accuracy: float | None = key(
+        "Test accuracy at which a seed stops. null: none stops.", default=None, between=(0.0, 1.0)
+    )
+    writers: list[str] = key(
+        "Trackers that also get the rows of metrics.csv. Each needs the extra of its name.",
+        default=[],
+        choices=("tensorboard", "wandb", "mlflow"),
+    )
+    dynamics_every: int | None = key(
+        "Interval between rows of layers.csv. null: no such rows.", default=None, unit="steps", between=STEPS
+    )
+    dynamics_sequences: int = key(
+        "Number of test sequences that layers.csv is measured on.", default=16, between=(1, 10**6)
+    )
+
+    def __post_init__(self) -> None:
+        self.compile = self.compile.lower()  # true and false come from YAML as the text True and False
+
+
+@dataclass(kw_only=True)
+class BaseConfig:
+    """Commands with a model."""
+
+    seed: int = key("First seed.", default=0, between=(0, 2**32 - 1))
+    replicas: int = key("Number of seeds, which train side by side in one run.", default=1, between=(1, 4096))
+    device: str = key("Device to compute on.", default="auto", choices=("auto", "cpu", "cuda"))
+    precision: str = key("Floating-point format.", default="fp32", choices=("fp32", "bf16", "fp64"))
+    threads: int = key(
+        "Threads of each process, at most one for each processor of the machine. More than one rarely pays for models "
+        "of this size.",
+        default=1,
+        between=(1, 1024),
+    )
+    budget: str | None = key(
+        "Size of a preset. null: the paper's size. A time, as in 2h or 30min: as many seeds and steps as fit.",
+        default=None,
+        choices=BUDGETS,
+        why="or, with a preset, a time such as 30min or 2h",
+    )
+    out: str = key("Folder that the command writes.")
+    plugins: list[str] = key(PLUGINS, default=[])
+    beyond_memory: bool = key(
+        "Whether to continue when the sizes need more memory than the machine has.", default=False
+    )
+    model: ModelConfig
+    task: dict[str, Any] = key("Keys of the task. Choose one with task=<name>.")
+    analysis: dict[str, Any] = key("Options of each analysis. Choose analyses with analysis=[<name>,...].", default={})
+    claims: list[str] = key("Claims to judge on the analyses' tables.", default=[])
+    published: str | None = key("Figure whose published numbers are drawn next to ours. null: none.", default=None)
+    figures: list[str] = key(
+        "File types in which each figure is saved. `rankbench plot` draws a table in all of them.",
+        default=["png"],
+        choices=("png", "pdf", "svg"),
+    )
+
+
+@dataclass(kw_only=True)
+class TrainConfig(BaseConfig):
+    """Commands that train."""
+
+    optimizer: OptimizerConfig
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    objective: str | None = key("Quantity that search= optimises (train returns it).", default=None, choices=OBJECTIVES)
+
+
+KINDS_OF_TOKENS = ("class", "registers", "first", "separators", "unscored")
+
+
+@dataclass(kw_only=True)
+class AnalyzeConfig(BaseConfig):
+    """rankbench analyze."""
+
+    run: str | None = key("Run to analyse: a folder, or `latest`. null: a fresh model.", default=None)
+    seeds: list[int] | None = key(
+        "Seeds of the run that are analysed, as [3,4]. null: all.",
+        default=None,
+        between=(0, 2**32 + 4094),
+        nonempty=True,
+    )
+    module: str | None = key(
+        "Your torch module: `<file>.py:<function>`, where the function returns it. Typed as "
+        "model=<file>.py:<function>.",
+        default=None,
+    )
+    checkpoint: str | None = key(
+        "Public network: hub id or local folder. Typed as model=pretrained model.path=<hub id or folder>.", default=None
+    )
+    inputs: str | None = key(
+        "Inputs for the module or checkpoint: a .npy, .safetensors or .txt file, or a folder of images.", default=None
+    )
+    tokenizer: str | None = key(
+        "Hub id or local folder of the tokenizer that reads a .txt for your module; a checkpoint brings its own.",
+        default=None,
+    )
+    tokens: int = key("Number of tokens kept of each text in a .txt.", default=128, between=(2, 10**6))
+    special_tokens: list[int] | None = key(
+        "Ids of tokens left out of residuals, Jacobians and the sizes of sums of paths, and out of the queries of "
+        "attention matrices. null: the tokenizer's ids for the beginning and the end of a text. []: none.",
+        default=None,
+        between=(0, 10**9),
+    )
+    uncounted: list[str] | None = key(
+        "Kinds of tokens that are left out just as special_tokens are: the class token, registers, the first token, "
+        "separators, tokens without a target. null: none.",
+        default=None,
+        choices=KINDS_OF_TOKENS,
+    )
+    masked: float = key(
+        "Share of tokens that a masked language model has to fill in, and is scored on.", default=0.0, between=(0, 1)
+    )
+    mask: str | None = key(
+        "Input of a module that says which tokens are present, as present:<name> or absent:<name>, where true means "
+        "present, or absent. null: read from the weights of attention, or from a known name.",
+        default=None,
+    )
+    output: str | None = key(
+        "Tensor of a module or checkpoint that is measured, by its name in network.csv or that of a submodule; of a "
+        "checkpoint with two halves, encoder or decoder. null: the first that is returned, or the encoder.",
+        default=None,
+    )
+    layers: list[str] | None = key(
+        "Submodules of a module or checkpoint whose results are its states, as [encoder.layers.*]. null: read.",
+        default=None,
+        nonempty=True,
+    )
+    token_axis: int | None = key(
+        "Axis of a module's tokens, in the tensor that is measured and in the layers' states. null: read.",
+        default=None,
+        between=(0, 7),
+    )
+    optimizer: dict[str, Any] = key(
+        "Accepted and ignored, so that presets written for train also run here.", default={}
+    )
+    trainer: dict[str, Any] = key("Accepted and ignored, so that presets written for train also run here.", default={})
+
+
+BENCHMARKS = ("paths", "training", "startup", "attention", "depth", "lipschitz", "metrics", "compiling")
+
+
+@dataclass
+class BenchConfig(TrainConfig):
+    """rankbench bench, where trainer.steps is the length of one timed block of training."""
+
+    bench: list[str] = key("Benchmarks.", default=["paths", "training", "startup"], choices=BENCHMARKS, nonempty=True)
+    repeats: int = key("Number of paired repetitions: A B A B ...", default=7, between=(1, 10_000))
+    sequences: int = key("Number of sequences whose paths are summed.", default=2000, between=(1, 10**9))
+    record: str | None = key(
+        "Folder, such as docs, in whose BENCHMARKS.md and benchmarks/ the ratios are recorded. null: nowhere.",
+        default=None,
+    )
+
+
+@dataclass
+class FigureKeys:
+    """Figure of a report. null: chosen among the keys that vary between the runs."""
+
+    x: str | None = key("Key along the x axis. null: the numeric key with the most values.", default=None)
+    series: str | None = key("Key with a line for each of its values.", default=None)
+    facet: str | None = key("Key with a panel for each of its values.", default=None)
+
+    @property
+    def places(self) -> dict[str, str | None]:
+        """The keys by their place in the figure."""
+        return {"x": self.x, "series": self.series, "facet": self.facet}
+
+
+@dataclass
+class StudyKeys(FigureKeys):
+    """Study of a report: columns of the analyses' tables, by the keys that vary between the runs."""
+
+    value: list[str] = key(
+        "Columns to draw, as in [residual.effective_rank,test_accuracy]: each by the keys or, as with report.x=layer, "
+        "by a column of its table. Of several, also the last against each of the others, with their rank correlation.",
+        default=[],
+    )
+    where: str | None = key(
+        "Rows of the tables that count, as in weights=initialised,layer=last; also column=first and column=mean. "
+        "null, and for columns left out: trained weights, the last sub-layer of the last layer, the mean over heads.",
+        default=None,
+    )
+
+
+@dataclass
+class PageKeys(StudyKeys):
+    """Page of a report."""
+
+    baseline: str | None = key(
+        "Configuration that the others are compared with, seed by seed, as in model.attention=dot, or its value alone. "
+        "Keys that it leaves out are the same on both sides. null: the first configuration.",
+        default=None,
+    )
+    open: bool = key("Whether to open the page in a browser.", default=False)
+    watch: bool = key("Whether to keep rewriting the page until none of the jobs is running.", default=False)
+
+
+@dataclass
+class PlotKeys:
+    """Figures for print."""
+
+    column: str | None = key(
+        "Width of the figures: a column of a page, or two. null: 3.25 inches for each panel of a row.",
+        default=None,
+        choices=("single", "double"),
+    )
+    style: str | None = key(
+        "Matplotlib style file with fonts, sizes, lines and colours; its figure.figsize is the size of a panel. null: "
+        "the user's matplotlibrc, and rankbench's own style where that says nothing.",
+        default=None,
+    )
+
+
+@dataclass(kw_only=True)
+class DrawingConfig:
+    """Commands that draw what other commands have measured."""
+
+    out: str = key("Folder that the command writes.")
+    plugins: list[str] = key(PLUGINS, default=[])
+    statistic: str = key(
+        "What the figure shows of seeds: mean with 95 % interval, or best.", default="mean", choices=("mean", "best")
+    )
+    plot: PlotKeys = field(default_factory=PlotKeys)
+
+
+@dataclass(kw_only=True)
+class ReportConfig(DrawingConfig):
+    """rankbench report, which takes the models from the runs."""
+
+    runs: str = key(
+        "Runs to gather: folder of a run or a sweep, a folder of such folders, a glob, a list as [a,b], or `latest`.",
+        default="latest",
+    )
+    scoreboard: str | None = key(
+        "Scoreboard of a preset, or of all. Typed as experiment=<preset> or experiment=all.", default=None
+    )
+    pages: str | None = key(
+        "With experiment=all: folder for the presets' results as Markdown pages, such as docs/results. null: in out.",
+        default=None,
+    )
+    report: PageKeys = field(default_factory=PageKeys)
+
+
+@dataclass(kw_only=True)
+class PlotConfig(DrawingConfig):
+    """rankbench plot."""
+
+    table: str = key(
+        "CSV file of a run or a report, whose figure is drawn. Typed alone: rankbench plot paths.csv.", default=""
+    )
+    published: str | None = key("Figure whose published numbers are drawn next to ours. null: none.", default=None)
+    report: StudyKeys = field(default_factory=StudyKeys)
+
+
+@dataclass(kw_only=True)
+class DataConfig:
+    """rankbench data."""
+
+    corpus: str = key("Corpus to fetch. ptb: the Penn Treebank, one sentence a line.", default="ptb", choices=("ptb",))
+    folder: str | None = key(
+        "Where its files go. null: a cache folder, where task.path=<corpus> finds them.", default=None
+    )
+
+
+Config = TrainConfig | AnalyzeConfig | BenchConfig | ReportConfig | PlotConfig | DataConfig
+SCHEMAS: dict[str, type] = {
+    "train": TrainConfig,
+    "analyze": AnalyzeConfig,
+    "report": ReportConfig,
+    "plot": PlotConfig,
+    "bench": BenchConfig,
+    "data": DataConfig,
+}
+
+# Every key of every command, except those of tasks and analyses
+KEYS: dict[str, Key] = {entry.name: entry.key for schema in SCHEMAS.values() for entry in entries(schema)}
+
+
+@cache
+def conf_dir() -> Path:
+    """The folder of the shipped configs: inside the installed package, or next to it in a checkout."""
+    package = Path(__file__).resolve().parents[1]
+    packaged = package / "conf"
+    return packaged if packaged.is_dir() else package.parent / "conf"

@@ -1,0 +1,424 @@
+"""The passes that read a network: a plain one, and one in which one number of each input is changed a little.
+
+Both keep the factors of every product of two activations. The touched pass compares its own with those of the plain
+one, and decides which product is attention (rankbench.tape.read).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from rankbench.tape.following import first_state, following
+from rankbench.tape.reading import Axes, Factor, Lead, ReadCall
+from rankbench.tape.recording import (
+    Key,
+    Kind,
+    Level,
+    Product,
+    Recorder,
+    Role,
+    Run,
+    Seen,
+    Tag,
+    Verdict,
+    Weighted,
+    tensors_in,
+)
+from rankbench.tape.replay import Call
+from rankbench.tape.rules import RULES
+from rankbench.tape.rules.products import have_unit_sums
+from rankbench.tape.touch import (
+    Mark,
+    another,
+    changed_numbers,
+    hidden_keys,
+    is_flat,
+    is_mask,
+    is_partly,
+    is_tokens,
+    lead_of,
+    leads_of,
+    moves_with,
+    place_of,
+    reads_other_tokens,
+    touched_at,
+)
+
+
+class _Kept(NamedTuple):
+    tensors: tuple[Tensor, ...]
+    result: Tensor
+
+
+class Changed(Exception):
+    """The products depend on the touched number."""
+
+
+def _first(result: Any) -> Tensor:
+    return result if isinstance(result, Tensor) else result[0]
+
+
+class _State(NamedTuple):
+    """Input and result of a submodule that keeps the shape."""
+
+    entered: Tensor
+    left: Tensor
+    passed: int
+
+
+class Plain(Recorder):
+    """The first pass, which keeps what the touched one is compared with; or a third one."""
+
+    def __init__(self, module: Callable, submodule: str | None = None) -> None:
+        super().__init__(module, RULES, wanted={0})  # no node has the number 0: nothing is kept
+        self.kept: dict[Key, _Kept] = {}
+        self.sizes: list[tuple[Call, Tensor]] = []  # of each call's result: sum and sum of magnitudes
+        self.states: dict[Run, _State] = {}
+        self.is_listed = _listed(module) if isinstance(module, nn.Module) else set()
+        self.stack: list[Run] = []
+        self.submodule = submodule
+        self.wanted_result: Tensor | None = None  # of the submodule
+
+    def passed(self, args: tuple, kwargs: dict) -> Any:
+        """The module's result, with all states kept."""
+        if not isinstance(self.module, nn.Module):
+            return self.run(args, kwargs)
+        entered: dict[Run, Tensor] = {}
+
+        def begun(run: Run, _: nn.Module, given: Any) -> None:
+            if run.name in self.is_listed and (x := first_state(given)) is not None and x.dim() > 2:
+                entered[run] = x.clone()  # the submodule may change it
+
+        def ended(run: Run, _: nn.Module, result: Any) -> None:
+            x, y = entered.pop(run, None), first_state(result)
+            if run.name == self.submodule:
+                self.wanted_result = y
+            if x is not None and y is not None and x.shape == y.shape:
+                self.states[run] = _State(x, y.clone(), self.tag(y).passed)
+
+        with following(self.module, begun, ended) as self.stack:
+            return self.run(args, kwargs)
+
+    def __torch_function__(self, func: Callable, types: tuple, args: tuple = (), kwargs: dict | None = None) -> Any:
+        before = self.num_calls
+        result = super().__torch_function__(func, types, args, kwargs)
+        x = result if isinstance(result, Tensor) else next(iter(tensors_in(result)), None)
+        is_made = "empty" not in self.call.function  # else whatever was in memory
+        if (
+            self.num_calls > before
+            and is_made
+            and x is not None
+            and x.is_floating_point()
+            and x.layout == torch.strided
+        ):
+            numbers = x.detach().nan_to_num()
+            sizes = torch.stack([numbers.sum(dtype=torch.float64), numbers.abs().sum(dtype=torch.float64)])
+            self.sizes.append((self.call, torch.cat([sizes, sizes.new_tensor([torch.finfo(x.dtype).eps])])))
+        return result
+
+    def verdict(self, product: Product) -> Verdict:
+        kept = _Kept(tuple(x.clone() for x in product.tensors), _first(product.seen.result).clone())
+        self.kept[self.key_of(product.seen)] = kept
+        return product.by_tags
+
+
+def _listed(module: nn.Module) -> set[str]:
+    """Names of the submodules that may be layers: those in lists, and those that hold others."""
+    names = {name for name, submodule in module.named_modules() if name and any(True for _ in submodule.children())}
+    for name, submodule in module.named_modules():
+        if isinstance(submodule, (nn.ModuleList, nn.Sequential)):
+            names |= {f"{name}.{child}".lstrip(".") for child, _ in submodule.named_children()}
+    return names
+
+
+class Way(NamedTuple):
+    """How inputs are touched: by how many standard deviations, 0 for not at all; in which inputs of tokens one is
+    exchanged for another; whether at one of the first tokens."""
+
+    scale: float
+    exchanged: frozenset[int] = frozenset()
+    early: bool = False
+
+
+class Touched(Plain):
+    """The pass with changed numbers."""
+
+    def __init__(self, module: Callable, submodule: str | None, base: Plain, way: Way) -> None:
+        super().__init__(module, submodule)
+        self.base, self.way = base, way
+        self.marks: list[Mark | None] = []  # of each input
+        self.copied: set[int] = set()  # inputs of tokens of which an embedding looked up a copy, or a part
+        self.token_axes: dict[int, int] = {}  # of inputs, as attention calls show them
+        self.places: dict[int, int] = {}  # of token inputs: number by place in memory
+        self.roles: dict[Key, Verdict] = {}
+        self.scores: dict[Key | None, list[list[int]]] = {}  # of products of queries and keys: the touched ones of each
+        self.calls: list[ReadCall] = []
+        self.factors: list[Factor] = []
+        self.given: list = []
+        self.of_depth: dict[int, list[tuple[ReadCall, Tensor, tuple]]] = {}
+
+    # --- touching ----------------------------------------------------------------------------------------------------
+
+    def prepared(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        self.given = [args, kwargs]
+        for x in tensors_in(self.given):
+            number = sum(mark is not None for mark in self.marks)
+            self.marks.append(None)
+            if not x.numel() or not x.dim():
+                continue
+            if x.is_floating_point() and not is_mask(x):
+                at = place_of(x.shape, number, self.way.early)
+                self._touch(x, at)
+                self.marks[-1] = Mark(tuple(x.shape), at, True)
+            elif len(self.marks) - 1 in self.way.exchanged:
+                at = place_of(x.shape, number, self.way.early)
+                x[at] = another(x, at)
+                self.marks[-1] = Mark(tuple(x.shape), at, False)
+            elif not x.is_floating_point() and x.dtype != torch.bool:
+                self.places[x.untyped_storage().data_ptr()] = len(self.marks) - 1
+        return args, kwargs
+
+    @property
+    def unseen(self) -> frozenset[int]:
+        """Inputs that may be tokens, of which no embedding was seen: they are copied before, say."""
+        leaves = tensors_in(self.given)
+        return frozenset(
+            number
+            for number, (x, mark) in enumerate(zip(leaves, self.marks, strict=True))
+            if (mark is None or number in self.copied) and is_tokens(x)
+        )
+
+    def _touch(self, x: Tensor, at: tuple) -> None:
+        noise = torch.randn(x[at].shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        deviation = x.double().std().nan_to_num(1.0).item() or 1.0
+        x[at] += (self.way.scale * deviation * (noise.sign() + noise)).to(x)
+
+    def embedded(self, seen: Seen) -> Tag:
+        tag, result = super().embedded(seen), seen.result
+        for x in tensors_in([seen.args, seen.kwargs]):
+            if x.is_floating_point() or not self.reads_tokens(x):
+                continue
+            index = self.places.get(self.origin_of(x))
+            if index is None or result.dim() < 2:
+                continue
+            given = tensors_in(self.given)[index]
+            is_turned = x.dim() == 2 and (x.shape, x.stride()) == (given.shape[::-1], given.stride()[::-1])
+            is_given = (x.shape, x.stride()) == (given.shape, given.stride())
+            if x.data_ptr() != given.data_ptr() or result.shape[:-1] != x.shape or not (is_turned or is_given):
+                self.copied.add(index)
+            else:
+                number = sum(mark is not None for mark in self.marks[:index])
+                at = place_of(given.shape, number, self.way.early)
+                self._touch(result, at[::-1] if is_turned else at)
+                self.marks[index] = Mark(tuple(given.shape), at, False)
+        return tag
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    def verdict(self, product: Product) -> Verdict:
+        key = self.key_of(product.seen)
+        old = self.base.kept.get(key) if self.way.scale else _Kept(product.tensors, _first(product.seen.result))
+        if old is None or [x.shape for x in old.tensors] != [x.shape for x in product.tensors]:
+            raise Changed(product.seen.call)
+        verdict = None
+        if product.by_tags.role == Role.ATTENTION:
+            verdict = self._attention(product, old, key, product.by_tags.side)
+        elif not product.is_kernel:  # weights on the right that no softmax made
+            for side, tensor in enumerate(product.tensors[:2]):
+                if verdict is None and product.sides[side] is not None and self.tag(tensor).mixes:
+                    verdict = self._attention(product, old, key, side, only_sure=True)
+        if verdict is None:
+            is_softmax = self._is_softmax(product)  # a router's weights, say
+            verdict = Verdict(Role.FACTOR) if is_softmax else self._scores(product, old, key)
+        self.roles[key] = verdict
+        return verdict
+
+    def _scores(self, product: Product, old: _Kept, key: Key) -> Verdict:
+        """Scores, if queries and keys each have an axis of tokens; or if nothing is touched, and tags say so."""
+        if product.is_kernel or product.to_scores is None:
+            return Verdict(Role.FACTOR)
+        new, before = product.to_scores(*product.tensors), product.to_scores(*old.tensors)
+        touched = [touched_at(x, y, -2) for x, y in zip(new, before, strict=True)]
+        self.scores[key] = touched
+        one_token = all(x.shape[-2] == 1 for x in new)
+        # one of the two may be tokens that no input reaches
+        are_tokens = all(not at or is_partly(at, x.shape[-2]) for at, x in zip(touched, new, strict=True))
+        return Verdict(Role.SCORES if one_token or are_tokens else Role.FACTOR)
+
+    def _is_softmax(self, product: Product) -> bool:
+        """Whether a softmax made what tags take for weights."""
+        return product.by_tags.role == Role.ATTENTION and (
+            product.is_kernel or self.tag(product.tensors[product.by_tags.side]).level == Level.SOFTMAX
+        )
+
+    def _attention(self, product: Product, old: _Kept, key: Key, side: int, only_sure: bool = False) -> Verdict | None:
+        """Attention, if the summed axis holds tokens; None if not. only_sure: if the touch shows it."""
+        weighted, seen = product.sides[side], product.seen
+        assert weighted is not None  # nobody asks for another side
+        p, p0 = weighted.weights(*product.tensors), weighted.weights(*old.tensors)
+        v, v0 = weighted.values(*product.tensors), weighted.values(*old.tensors)
+        tag = Tag(Kind.ACTIVATION) if product.is_kernel else self.tag(product.tensors[side])
+        at = touched_at(v, v0, -2)
+        changed = changed_numbers(v, v0)
+        leads = leads_of(changed, p)
+        kind, is_sure, why = self._kind(product, old, side, tag, (p, p0), (v, v0), at, leads)
+        if only_sure and (why or not is_sure):
+            return None
+        if why:
+            self.factors.append(Factor(seen.call, tuple(p.shape), why))
+            return None
+        result = _first(seen.result)
+        queries = self._queries(product, old, tag, p, side)
+        # queries that no input reaches are tokens of their own, from here on touched where no input is
+        row = 0 if queries == [] else p.shape[-2] - 1 if queries is None else queries[-1]
+        self._put_back(result, old.result, weighted, p, v, leads, row)
+        made_p = product.tensors[side]
+        if not product.is_kernel and 0 not in made_p.stride():  # what is divided by its sums only afterwards
+            made_p.data.copy_(old.tensors[side])  # not a new version: P may be a part of all heads' P
+        lead = lead_of(changed, v, p, leads, at)
+        inputs = self._input_of(at, p.shape[-1]), self._input_of(queries or (), p.shape[-2])
+        is_cross = reads_other_tokens(at, queries, p, inputs)
+        logits = self._logits(product, old, tag, lead)
+        call = ReadCall(
+            key, seen.call, kind, is_sure, lead, tuple(p.shape), is_cross, *inputs,
+            hidden_keys(lead.split(p0), logits, is_cross), self.depth + 1, tuple(self.stack),
+            p0.sum(-1).mean().item(), tuple(at), self.num_attention + 1,
+        )  # fmt: skip
+        self.calls.append(self._with_twin(call, p0, self._makers(product, side)))
+        return Verdict(Role.ATTENTION, side)
+
+    def _kind(
+        self,
+        product: Product,
+        old: _Kept,
+        side: int,
+        tag: Tag,
+        weights: tuple[Tensor, Tensor],
+        values: tuple[Tensor, Tensor],
+        at: Sequence[int],
+        leads: Tensor,
+    ) -> tuple[str, bool, str]:
+        """The kind of attention, whether the touch shows it, and why it is none, if so. weights, values: of the touched
+        pass and of the plain one. at: the touched keys. leads: the touched leading indices."""
+        (p, p0), (v, v0) = weights, values
+        is_mean = bool((p0 >= 0).all()) and bool((p0.sum(-1) < 1.01).all())
+        is_written_out = not product.is_kernel and tag.form == "exp" and have_unit_sums(p0)
+        is_softmax = product.is_kernel or (is_mean and (tag.level == Level.SOFTMAX or is_written_out))
+        has_softmax = is_softmax or tag.level == Level.SOFTMAX or tag.form == "softmax"
+        has_scores = product.is_kernel or tag.mixes
+        kind = "softmax" if is_softmax else "signed" if has_softmax else tag.form or "linear"
+        if tag.form == "weights" and not is_mean:
+            kind = "signed"
+        is_sure, why = True, ""
+        if v.shape[-2] == 1 or not at:
+            is_sure = False
+            if not (product.is_kernel or (has_softmax and has_scores)):
+                why = "no input reaches it, and no softmax of scores made its weights"
+        elif not is_partly(at, v.shape[-2]):
+            others = sum(
+                0 < len(touched_at(v, v0, axis)) < v.shape[axis] for axis in range(v.dim()) if axis != v.dim() - 2
+            )
+            is_sure = False
+            if not (has_softmax and has_scores and others < 2):
+                why = "sums over an axis that does not count tokens"
+        elif not (has_softmax or has_scores or is_written_out):
+            why = "neither a softmax nor scores made its weights"
+        elif not has_softmax and touched_at(p, p0, -1) == at:
+            why = "both factors are tokens, as keys and values are in k^T v"
+        elif is_softmax and not has_scores and not moves_with(p, p0, leads):
+            why = "weights of each token by itself, as in a dynamic convolution"
+        elif kind == "exp" and bool((p0 < 0).any()):
+            why = "scores times exponentials, as the decays of a scan are"
+        if not why and not is_softmax and self._queries(product, old, tag, p, side) is None:
+            why = "no product of queries and keys made its weights"
+        if not why and not is_softmax and not is_sure and self.way.scale:
+            why = "neither a softmax nor the touch shows that it mixes tokens"
+        return kind, is_sure, why
+
+    def _queries(self, product: Product, old: _Kept, tag: Tag, p: Tensor, side: int) -> list[int] | None:
+        """The touched queries; of weights on the right, which are transposed, the second factor of the scores. None if
+        the queries are not known."""
+        if product.is_kernel and product.to_scores is not None:
+            q, q0 = product.to_scores(*product.tensors)[0], product.to_scores(*old.tensors)[0]
+            return touched_at(q, q0, -2)
+        if (scores := tag.scores) is None or not (touched := self.scores.get(scores.key)):
+            return None
+        return touched[side] if (scores.queries, scores.keys)[side].shape[-2] == p.shape[-2] else None
+
+    def _put_back(
+        self, result: Tensor, old: Tensor, weighted: Weighted, p: Tensor, v: Tensor, leads: Tensor, row: int
+    ) -> None:
+        """Give the call the result of the first pass, with a change at this query of the touched sequence."""
+        if not leads.any():
+            return
+        mark = torch.zeros(*p.shape[:-1], v.shape[-1], dtype=result.dtype, device=result.device)
+        noise = torch.rand(v.shape[-1], generator=torch.Generator().manual_seed(1), dtype=torch.float64) + 0.5
+        mark[..., row, :] = leads[..., None].to(mark) * noise.to(mark)
+        deviation = old.std().nan_to_num(1.0).item() or 1.0
+        result.copy_(old + self.way.scale * deviation * weighted.back(mark).reshape(result.shape))
+
+    def _logits(self, product: Product, old: _Kept, tag: Tag, lead: Lead) -> Tensor | None:
+        if (logits := tag.logits) is None:
+            return None
+        return lead.split(logits) if logits.dim() == 4 or lead.flattened else None
+
+    def _input_of(self, at: Sequence[int], size: int) -> int | None:
+        """Number of the only input that is touched at the same token; None if there is none, or several."""
+        if not 0 < len(at) < size:
+            return None
+        fits: dict[int, tuple[int, ...]] = {}
+        for number, mark in enumerate(self.marks):
+            if mark is not None and (axes := mark.axes_of(at, size)):
+                known = self.token_axes.get(number)
+                if known is None or known in axes:
+                    fits[number] = axes
+        exact = {
+            number: axes
+            for number, mark in enumerate(self.marks)
+            if number in fits and mark is not None and (axes := mark.exact_axes_of(at, size))
+        }
+        for number, axes in exact.items():
+            if len(axes) == 1:
+                self.token_axes.setdefault(number, axes[0])
+        chosen = list(exact or fits)
+        return chosen[0] if len(chosen) == 1 else None
+
+    @property
+    def sequence(self) -> tuple[int, int]:
+        """Which of how many sequences is touched."""
+        for number, mark in enumerate(self.marks):
+            if mark is not None:
+                batch = self.axes_of_input(number).batch
+                batch = 0 if batch is None else batch
+                return mark.at[batch], mark.shape[batch]
+        return 0, 0
+
+    def axes_of_input(self, number: int) -> Axes:
+        """The axis of tokens of an input: that along which attention calls saw its touch."""
+        mark = self.marks[number]
+        if mark is None or len(mark.shape) > 3:
+            return Axes(0 if mark is not None else None, ())
+        ends = [(call.touched, call.num_keys) for call in self.calls if call.keys_of == number]
+        found = {mark.axes_of(at, size) for at, size in ends if 0 < len(at) < size}
+        axes = {axis for axes in found for axis in axes if len(axes) == 1}
+        if len(axes) != 1:
+            return Axes(None, ())
+        (tokens,) = axes
+        return Axes(1 - tokens if len(mark.shape) - mark.has_features > 1 else None, (tokens,))
+
+    def _makers(self, product: Product, side: int) -> tuple:
+        """What P is made from: the same for two calls with one P."""
+        tensors = product.tensors[:2] if product.is_kernel else [product.tensors[side]]
+        return tuple((tag.maker or tag.kind, x.shape) for x in tensors for tag in [self.tag(x)])
+
+    def _with_twin(self, call: ReadCall, p0: Tensor, makers: tuple) -> ReadCall:
+        """The call, with an earlier one beside it that has the same P, if there is one."""
+        beside = self.of_depth.setdefault(call.depth, [])
+        for other, other_p, other_makers in beside:
+            if other_p.shape == p0.shape and torch.equal(other_p, p0) and (other_makers == makers or not is_flat(p0)):
+                return replace(call, twin=other.key)
+        beside.append((call, p0, makers))
+        return call

@@ -1,0 +1,202 @@
+"""Reading a network by touch: which of its products are attention, and which axes hold tokens.
+
+The module runs on one small batch, and again after one number of each input was changed a little. At a product of two
+activations the change stands at few indices of the axes that count tokens and sequences, and everywhere along all
+others. A product whose summed axis is such an axis of tokens is attention; any other is a frozen factor. The result of
+attention is then put back to that of the first pass, with a new change at the token of the query, so that the change
+stays at one token at any depth. Names, sizes and libraries play no part.
+
+A third pass, without a change, must give the same numbers as the first: a module that differs from call to call cannot
+be measured.
+
+Shapes: N query token, M key token, K head width; `lead` the axes of P in front of N.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import keystr, tree_flatten_with_path
+
+from rankbench.config.keys import ConfigError
+from rankbench.tape.probe import Changed, Plain, Touched, Way
+from rankbench.tape.reading import Axes, Input, Output, ReadCall, Reading, State
+from rankbench.tape.recording import Run, tensors_in
+from rankbench.tape.replay import Call
+from rankbench.tape.touch import is_partly, touched_at
+
+TOUCH = 0.03  # standard deviations by which a number is changed
+REPEATED = 8  # roundings of a call's numbers by which two equal passes may differ
+
+
+@torch.no_grad()
+def read(
+    module: Callable, args: tuple = (), kwargs: Mapping[str, Any] = MappingProxyType({}), submodule: str | None = None
+) -> Reading:
+    """Read a module on these arguments, of two or more sequences if possible, in three passes.
+
+    submodule: one whose result is wanted as an output, too. ConfigError if the module differs from call to call.
+    """
+    kwargs = dict(kwargs)
+    plain, again = Plain(module, submodule), Plain(module, submodule)
+    output = plain.passed(args, kwargs)
+    repeated = again.passed(args, kwargs)
+    if (
+        _differ(output, repeated)
+        or [*plain.states] != [*again.states]
+        or any(_differ(state.left, again.states[run].left) for run, state in plain.states.items())
+    ):
+        _refuse_change(module, plain.sizes, again.sizes)
+    del again, repeated
+    touched, touched_output = _touch(module, submodule, plain, args, kwargs)
+    names = [_name(path) for path, x in tree_flatten_with_path((args, kwargs))[0] if isinstance(x, Tensor)]
+    inputs = tuple(
+        Input(name, tuple(x.shape), touched.axes_of_input(number), touched.marks[number] is not None)
+        for number, (name, x) in enumerate(zip(names, tensors_in([args, kwargs]), strict=True))
+    )
+    old, new = named_tensors(output), named_tensors(touched_output)
+    outputs = [_output(before, after, touched, False) for before, after in zip(old, new, strict=True)]
+    if submodule is not None and plain.wanted_result is not None and touched.wanted_result is not None:
+        before, after = ((submodule, of_pass) for of_pass in (plain.wanted_result, touched.wanted_result))
+        outputs.append(_output(before, after, touched, True))
+    return Reading(
+        touched.roles, tuple(touched.calls), tuple(touched.factors), inputs, tuple(outputs), _states(plain, touched),
+        tuple(plain.uncovered),
+    )  # fmt: skip
+
+
+def _touch(
+    module: Callable, submodule: str | None, plain: Plain, args: tuple, kwargs: dict[str, Any]
+) -> tuple[Touched, Any]:
+    """The touched pass and its output. Where it does not arrive at an attention call, the touched token may be padding
+    that the module leaves out: then one at the other end is touched."""
+    ways = [Way(TOUCH), Way(TOUCH / 100), Way(0.0)]  # 0: what the tags say
+    best, most = None, -1
+    while ways:
+        way = ways.pop(0)
+        touched = Touched(module, submodule, plain, way)
+        try:
+            output = touched.passed(args, kwargs)
+        except Changed:
+            if best is not None:
+                break
+            continue
+        if touched.unseen and not way.exchanged:
+            ways[:0] = [way._replace(exchanged=touched.unseen), way._replace(exchanged=frozenset({-1}))]  # as before
+            continue
+        arrived = sum(bool(call.touched) for call in touched.calls)
+        if arrived > most:
+            best, most = (touched, output), arrived
+        if arrived == len(touched.calls) or way.early or not way.scale:
+            break
+        ways.insert(0, Way(way.scale, early=True))
+    assert best is not None  # without a touch nothing changes
+    return best
+
+
+def _differ(x: Any, y: Any) -> bool:
+    """Whether what two passes returned differs by more than rounding."""
+    pairs = [(first, second) for (_, first), (_, second) in zip(named_tensors(x), named_tensors(y), strict=False)]
+    return any(
+        a.shape != b.shape
+        or bool(((a - b).abs() > REPEATED * torch.finfo(a.dtype).eps * a.abs().nan_to_num().max()).any())
+        for a, b in pairs
+        if a.numel()
+    )
+
+
+def _refuse_change(module: Callable, sizes: list[tuple[Call, Tensor]], again: list[tuple[Call, Tensor]]) -> None:
+    """ConfigError that names the first call that differs between two passes."""
+    first = next(
+        (one for (one, x), (other, y) in zip(sizes, again, strict=False)
+         if one.function != other.function or one.module != other.module
+         or bool(((x - y)[:2].abs() > REPEATED * x[2] * x[1]).any())),
+        None if len(sizes) == len(again) else (sizes + again)[min(len(sizes), len(again))][0],
+    )  # fmt: skip
+    name = type(module).__name__ if isinstance(module, nn.Module) else getattr(module, "__name__", str(module))
+    raise ConfigError(
+        f"{name}: {first or 'it'} gives other numbers when the module runs again on the same inputs, so no two passes "
+        "measure one network; take out what differs from call to call (random numbers, a counter, a cache)"
+    )
+
+
+def _name(path: Sequence[Any]) -> str:
+    """An argument by its keyword, or by its place: `inputs` for the first, `inputs[1]` for the second."""
+    kind, *rest = path
+    number = getattr(kind, "idx", 0)
+    if number == 1:
+        first, *rest = rest
+        return f"{first.key}{keystr(tuple(rest))}"
+    return "inputs" if len(rest) == 1 and rest[0].idx == 0 else f"inputs{keystr(tuple(rest))}"
+
+
+def _axes(new: Tensor, old: Tensor, calls: Sequence[ReadCall], sequence: tuple[int, int]) -> Axes | None:
+    """Axes of a state: that of tokens is as long as, and touched at the same index as, the keys of an attention call.
+    None where the touch does not tell. sequence: which of how many sequences is touched."""
+    touched = [touched_at(new, old, axis) for axis in range(new.dim())]
+    partly = [axis for axis, at in enumerate(touched) if is_partly(at, new.shape[axis])]
+    ends = [axis for axis in partly if (touched[axis], new.shape[axis]) == ([sequence[0]], sequence[1])]
+    tokens = [
+        axis
+        for axis in partly
+        if any(
+            (call.num_keys, list(call.touched)) == (new.shape[axis], touched[axis]) for call in calls if call.touched
+        )
+    ]
+    if len(tokens) == 1:
+        batch = [axis for axis in ends if axis not in tokens][:1]
+        alone = [axis for axis in range(new.dim() - 1) if new.shape[axis] == 1 and axis not in tokens]
+        return Axes(next(iter(batch or alone), None), tuple(tokens))
+    if len(ends) != 1 or tokens:
+        return None
+    # attention within windows: their keys are not the state's tokens; or a state without tokens
+    return Axes(ends[0], tuple(axis for axis in partly if axis != ends[0] and axis < new.dim() - 1))
+
+
+def _states(plain: Plain, touched: Touched) -> dict[Run, State]:
+    """What is known of the submodules that keep the shape of their input."""
+    states = {}
+    sequence = touched.sequence
+    for run, (entered, left, _) in plain.states.items():
+        inside = [call for call in touched.calls if run in call.runs]
+        other = touched.states.get(run)
+        axes = None
+        if other is not None and other.left.shape == left.shape:
+            axes = _axes(other.left, left, inside or touched.calls, sequence)
+        states[run] = State(tuple(left.shape), axes, _digest(entered), _digest(left), other.passed if other else 0)
+    return states
+
+
+def _digest(x: Tensor) -> tuple:
+    """Equal for equal tensors."""
+    numbers = x.double().nan_to_num()
+    return tuple(x.shape), numbers.sum().item(), numbers.square().sum().item(), numbers.flatten()[-1:].tolist()[0]
+
+
+def _output(old: tuple[str, Tensor], new: tuple[str, Tensor], touched: Touched, is_submodule: bool) -> Output:
+    (name, before), (_, after) = old, new
+    axes = _axes(after, before, touched.calls, touched.sequence) if after.shape == before.shape else None
+    return Output(name, tuple(before.shape), axes, touched.tag(after).passed, is_submodule)
+
+
+def named_tensors(output: Any) -> list[tuple[str, Tensor]]:
+    """The tensors of floats in what a module returns, each with the name that `output=` gives it."""
+    if isinstance(output, Tensor):
+        named = [("output", output)]
+    elif isinstance(output, Mapping):
+        named = [
+            (key if number == 0 else f"{key}.{number}", x)
+            for key, value in output.items()
+            for number, x in enumerate(tensors_in(value))
+        ]
+    elif isinstance(output, (tuple, list)):
+        named = [(str(number), x) for number, x in enumerate(tensors_in(output))]
+    else:
+        named = (
+            [(name, x) for name, value in vars(output).items() for x in tensors_in(value)]
+            if hasattr(output, "__dict__")
+            else []
+        )
+    return [(name, x) for name, x in named if x.is_floating_point() and x.numel()]

@@ -1,0 +1,118 @@
+"""Rules of functions of one activation, and of norms."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from rankbench.tape.recording import Level, Recorder, Seen, Tag, tensors_in
+from rankbench.tape.replay import Gate, Normed, Scaled
+from rankbench.tape.rules.linear import through
+from rankbench.tape.rules.registry import rule
+
+
+@rule("relu", "relu6", "leaky_relu", "elu", "selu", "celu", "gelu", "silu", "mish", "softplus", "hardswish", "erf")
+@rule("hardtanh", "hardsigmoid", "tanh", "sigmoid", "softsign", "tanhshrink", "clamp", "clamp_min", "clamp_max", "abs")
+@rule("pow", "square")
+def _activation(seen: Seen) -> Tag | None:
+    """act(z) = act(0) + gate z."""
+    z, function, others, kwargs = seen.args[0], seen.function, seen.args[1:], seen.kwargs
+    if not isinstance(z, Tensor) or tensors_in([others, kwargs]):
+        return None
+    exponent = seen.get(1, "exponent")
+    if seen.name == "pow" and not (isinstance(exponent, (int, float)) and exponent in range(1, 10)):
+        return None
+    tag = seen.tag(z)
+    if tag.opaque is not None:
+        return replace(seen.value_only([tag], Level.GATED), form=seen.name)
+    result_tag = Recorder.combined([tag])
+    result_tag.level = max(Level.GATED, result_tag.level)
+    if tag.node is not None:
+        gate = Gate(lambda x: function(x, *others, **kwargs), z)
+        at_zero = gate.function(z.new_zeros(()))
+        constant, frozen = (None, "act(z)/z") if at_zero == 0 else (at_zero, "(act(z) - act(0))/z")
+        result_tag.node = seen.node((tag.node,), Scaled(gate, constant), frozen, [z])
+    return result_tag
+
+
+@rule("glu")
+def _glu(seen: Seen) -> Tag | None:
+    """a * sigmoid(b) of the two halves, sigmoid(b) frozen."""
+    x, axis = seen.args[0], seen.get(1, "dim", -1)
+    tag = through(seen, [x], lambda x: x.chunk(2, axis)[0])
+    tag.level = max(Level.GATED, tag.level)
+    if tag.node is not None:
+        gate = x.chunk(2, axis)[1].sigmoid()
+        tag.node = seen.node((tag.node,), Scaled(gate), "sigmoid of the second half")
+    return tag
+
+
+@rule("softmax", "softmax_of_rows")
+def _softmax(seen: Seen) -> Tag:
+    return replace(seen.value_only([seen.tag(seen.args[0])], Level.SOFTMAX), form="softmax", logits=_logits(seen))
+
+
+def _logits(seen: Seen) -> Tensor | None:
+    """The argument of a softmax or exponential, before its largest was taken off."""
+    if seen.recorder.keeps_tape:
+        return None
+    unshifted = seen.tag(seen.args[0]).unshifted
+    return seen.args[0] if unshifted is None else unshifted
+
+
+@rule("exp")
+def _exp(seen: Seen) -> Tag:
+    return replace(seen.value_only([seen.tag(seen.args[0])]), form="exp", logits=_logits(seen))
+
+
+@rule("as_weights")
+def _as_weights(seen: Seen) -> Tag:
+    return replace(seen.value_only([seen.tag(seen.args[0])], Level.SOFTMAX), form="weights")
+
+
+@rule("var_mean", "std_mean")
+def _moments(seen: Seen) -> list[Tag] | None:
+    axes, keepdim = seen.get(1, "dim"), seen.kwargs.get("keepdim")
+    if keepdim is None or isinstance(axes, bool):
+        return None
+    mean = through(seen, [seen.args[0]], lambda x: x.mean(axes, keepdim), result=seen.result[1])
+    return [seen.value_only([seen.tag(seen.args[0])]), mean]
+
+
+# --- norms ------------------------------------------------------------------------------------------------------------
+
+
+@rule("layer_norm", "native_layer_norm", "rms_norm")
+def _norm(seen: Seen) -> Tag | list[Tag] | None:
+    x, shape, weight = seen.args[0], seen.get(1, "normalized_shape"), seen.get(2, "weight")
+    centred = seen.name != "rms_norm"
+    shift, epsilon = (seen.get(3, "bias"), seen.get(4, "eps", 1e-5)) if centred else (None, seen.get(3, "eps"))
+    epsilon = torch.finfo(x.dtype).eps if epsilon is None else epsilon
+    tag, result = seen.tag(x), seen.result if isinstance(seen.result, Tensor) else seen.result[0]
+    if any(seen.tag(other).has_paths for other in (weight, shift)):
+        return None
+    result_tag = seen.value_only([tag], Level.LINEAR) if tag.opaque is not None else Recorder.combined([tag])
+    if tag.node is not None:
+        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        axes = tuple(range(-len(shape), 0))
+        if centred:
+            _, _, scale = torch.native_layer_norm(x, shape, None, None, epsilon)
+        else:
+            scale = (x.square().mean(axes, keepdim=True) + epsilon).rsqrt()
+        step = Normed(scale, axes, centred, weight, shift)
+        reads = [weight, shift]
+        result_tag.node = seen.node((tag.node,), step, "scale of the norm", reads, shape=result.shape)
+    if isinstance(seen.result, Tensor):
+        return result_tag
+    return [result_tag, *(seen.value_only([tag]) for _ in seen.result[1:])]
+
+
+@rule("normalize")
+def _normalize(seen: Seen) -> Tag | None:
+    p, axis, epsilon = seen.get(1, "p", 2.0), seen.get(2, "dim", 1), seen.get(3, "eps", 1e-12)
+    x, tag = seen.args[0], seen.tag(seen.args[0])
+    result_tag = seen.value_only([tag], Level.LINEAR) if tag.opaque is not None else Recorder.combined([tag])
+    if tag.node is not None:
+        length = x.norm(p, axis, keepdim=True).clamp_min(epsilon)
+        result_tag.node = seen.node((tag.node,), Scaled(length, divides=True), "length of the vectors")
+    return result_tag

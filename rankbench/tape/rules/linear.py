@@ -1,0 +1,232 @@
+"""Rules of linear calls: moves, sums, pools, convolutions, and whatever else is linear in some of its arguments."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rankbench.tape.recording import Kind, Level, Origin, Reads, Recorder, Seen, Tag, tensors_in
+from rankbench.tape.replay import Sum, Through
+from rankbench.tape.rules.registry import refuse_dropout, rule, unchanged
+
+
+@rule("contiguous", "clone", "detach", "data", "requires_grad_", "positive", "alias")
+def _same(seen: Seen) -> Tag:
+    return replace(seen.tag(seen.args[0]))
+
+
+@rule("dropout", "dropout1d", "dropout2d", "dropout3d", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
+def _dropout(seen: Seen) -> Tag:
+    training = seen.get(2, "training", seen.kwargs.get("train", True))
+    refuse_dropout(seen, seen.get(1, "p", 0.5) if training else 0.0)
+    return _same(seen)
+
+
+@rule("reshape", "view", "reshape_as", "view_as", "flatten", "unflatten", "ravel", "squeeze", "unsqueeze")
+def _reshape(seen: Seen) -> Tag | None:
+    if any(isinstance(x, torch.dtype) for x in (*seen.args[1:], *seen.kwargs.values())):  # bits read as another type
+        return None
+    shape = seen.result.shape
+    return _moved(seen, lambda x: x.reshape(shape))
+
+
+@rule("expand", "expand_as", "broadcast_to")
+def _expand(seen: Seen) -> Tag:
+    shape = seen.result.shape
+    return _moved(seen, lambda x: x.expand(shape))
+
+
+@rule("transpose", "permute", "movedim", "moveaxis", "swapaxes", "swapdims", "t", "T", "mT", "adjoint")
+@rule("getitem", "narrow", "select", "index_select", "gather", "take_along_dim", "diagonal", "roll", "flip")
+@rule("repeat", "tile", "repeat_interleave")
+def _move(seen: Seen) -> Tag:
+    function, others, kwargs = seen.function, seen.args[1:], seen.kwargs
+    if seen.tag(seen.args[0]).kind == Kind.WEIGHT and any(map(seen.recorder.reads_tokens, tensors_in([others]))):
+        return seen.recorder.embedded(seen)  # rows of a table, as weight[tokens]
+    return _moved(seen, lambda x: function(x, *others, **kwargs))
+
+
+@rule("split", "split_with_sizes", "chunk", "tensor_split", "unbind", "hsplit", "vsplit", "dsplit")
+def _split(seen: Seen) -> list[Tag]:
+    function, others, kwargs = seen.function, seen.args[1:], seen.kwargs
+
+    def part(index: int) -> Callable[[Tensor], Tensor]:
+        return lambda x: function(x, *others, **kwargs)[index]
+
+    return [_moved(seen, part(index), result) for index, result in enumerate(seen.result)]
+
+
+def _moved(seen: Seen, function: Callable[[Tensor], Tensor], result: Tensor | None = None) -> Tag:
+    """The tag of the result of a call that moves the numbers of its first argument."""
+    indices = tensors_in([seen.args[1:], seen.kwargs])
+    tag, before = through(seen, [seen.args[0]], function, result=result, reads=indices), seen.tag(seen.args[0])
+    tag.origin = None if before.origin is None else before.origin.moved(function)
+    tag.logits = _alike(function, [seen.args[0]])(seen)
+    return tag
+
+
+def _alike(function: Callable, data: Sequence[Tensor]) -> Callable[[Seen], Tensor | None]:
+    """The logits of what a function makes of weights that came from logits of their own shape: it moves both alike."""
+
+    def logits(seen: Seen) -> Tensor | None:
+        each = [seen.tag(x).logits for x in data]
+        fits = all(x is not None and x.shape == y.shape for x, y in zip(each, data, strict=True))
+        return function(*each) if fits else None
+
+    return logits
+
+
+@rule("to", "type", "type_as", "float", "double", "half", "bfloat16", "cpu", "cuda")
+def _cast(seen: Seen) -> Tag:
+    if seen.result is seen.args[0]:
+        return _same(seen)
+    dtype, device = seen.result.dtype, seen.result.device
+    return through(seen, [seen.args[0]], lambda x: x.to(device, dtype))
+
+
+@rule("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d")
+def _convolution(seen: Seen) -> Tag | None:
+    tag = _jointly(seen, (0,), constant=seen.get(2, "bias") is not None)
+    return tag if tag is None or tag.opaque is not None else as_map(tag)
+
+
+def as_map(tag: Tag) -> Tag:
+    """The tag of the output of a map of weights: an activation."""
+    return replace(tag, kind=Kind.ACTIVATION if tag.kind == Kind.CONSTANT else tag.kind, level=Level.LINEAR)
+
+
+def _jointly(seen: Seen, positions: tuple[int, ...], constant: bool | None = None) -> Tag | None:
+    """The tag of the result of a call that is jointly affine in the arguments, or lists, at these positions.
+
+    constant: whether the rest of the call adds a constant; None: it does if one of them is a number or a constant
+    tensor without axes.
+    """
+    if len(seen.args) <= max(positions):
+        return None
+    data = tensors_in([seen.args[position] for position in positions])
+    tags = [seen.tag(x) for x in data]
+    others = [x for x in tensors_in([seen.args, seen.kwargs]) if not any(x is y for y in data)]
+    if any(seen.tag(x).has_paths for x in others):
+        return None
+    if any(tag.opaque is not None for tag in tags):
+        tag = seen.value_only(tags, Level.LINEAR)
+        if seen.name in ("cat", "stack"):
+            joined = _with_holes(seen.args, data)
+            tag.logits = _alike(lambda *values: seen.function(*_filled(joined, values), **seen.kwargs), data)(seen)
+        return tag
+    # constants enter slot 0; single numbers and empty tensors stay where they are
+    parents = [x for x, tag in zip(data, tags, strict=True) if tag.node is not None or (x.ndim and x.numel())]
+    if constant is None:
+        numbers = [x for position in positions if isinstance(x := seen.args[position], (int, float)) and x != 0]
+        constant = bool(numbers) or any(not x.ndim for x, tag in zip(data, tags, strict=True) if tag.node is None)
+    function, kwargs, args = seen.function, seen.kwargs, _with_holes(seen.args, parents)
+
+    def filled_in(*values: Tensor) -> Tensor:
+        return function(*_filled(args, values), **kwargs)
+
+    return through(seen, parents or data, filled_in, affine=constant, reads=others)
+
+
+# one-line rules
+POOLS = ("avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d", "adaptive_avg_pool2d")
+LINEAR_IN_FIRST = ("neg", "sum", "mean", "cumsum", "diff", "tril", "triu", "pixel_shuffle", "pixel_unshuffle", *POOLS)
+rule(*LINEAR_IN_FIRST, "interpolate")(partial(_jointly, positions=(0,), constant=False))
+rule("cat", "stack", "hstack", "vstack")(partial(_jointly, positions=(0,)))
+rule("copy")(partial(_jointly, positions=(0, 1)))
+rule("masked_fill", "setitem")(partial(_jointly, positions=(0, 2)))
+rule("where")(partial(_jointly, positions=(1, 2)))
+SCATTERS = ("index_add", "index_copy", "scatter", "scatter_add")
+rule(*SCATTERS)(lambda seen: None if seen.kwargs else _jointly(seen, (0, 3)))
+rule("pad")(lambda seen: _jointly(seen, (0,), constant=bool(seen.get(3, "value"))))
+rule("batch_norm")(lambda seen: None if seen.get(5, "training", False) else _jointly(seen, (0,), constant=True))
+LIKE = ("zero", "zeros_like", "ones_like", "empty_like", "full_like", "new_zeros", "new_ones", "new_empty", "new_full")
+rule(*LIKE)(lambda seen: Tag(Kind.CONSTANT))
+
+
+@rule("embedding")
+def _embedding(seen: Seen) -> Tag | None:
+    if seen.tag(seen.get(1, "weight")).has_paths:
+        return None
+    return seen.recorder.embedded(seen)
+
+
+@rule("_grouped_mm")
+def _grouped(seen: Seen) -> Tag | None:
+    """A map of weights for each expert, applied to its own tokens."""
+    function, others, kwargs = seen.function, seen.args[1:], seen.kwargs
+    if any(seen.tag(x).has_paths for x in tensors_in([others, kwargs])):
+        return None
+    tag = through(seen, [seen.args[0]], lambda x: function(x.contiguous(), *others, **kwargs), one_by_one=True)
+    return tag if tag.opaque is not None else as_map(tag)
+
+
+def through(
+    seen: Seen,
+    data: list[Tensor],
+    function: Callable,
+    affine: bool = False,
+    result: Tensor | None = None,
+    reads: Reads = (),
+    one_by_one: bool = False,
+) -> Tag:
+    """The tag of a function that is linear, or affine, in these tensors jointly. one_by_one: as in `Through`."""
+    tags = [seen.tag(x) for x in data]
+    if any(tag.opaque is not None for tag in tags):
+        return seen.value_only(tags, Level.LINEAR)
+    tag = Recorder.combined([*tags, *(seen.tag(x) for x in reads)])
+    if any(tag.node is not None for tag in tags):
+        parents = tuple(tag.node or x for x, tag in zip(data, tags, strict=True))
+        shape = (seen.result if result is None else result).shape
+        tag.node = seen.node(parents, Through(function, affine, one_by_one), reads=reads, shape=shape)
+    return tag
+
+
+class _Hole(int):
+    """A placeholder for an argument, by number."""
+
+
+def _with_holes(x: Any, data: list[Tensor]) -> Any:
+    """Arguments without these tensors, so that keeping them does not keep the tensors alive."""
+    for index, tensor in enumerate(data):
+        if x is tensor:
+            return _Hole(index)
+    return type(x)(_with_holes(part, data) for part in x) if type(x) in (tuple, list) else x
+
+
+def _filled(x: Any, values: Sequence[Tensor]) -> Any:
+    if isinstance(x, _Hole):
+        return values[x]
+    return type(x)(_filled(part, values) for part in x) if type(x) in (tuple, list) else x
+
+
+LARGEST = ("amax", "max", "logsumexp")  # calls whose result is taken off each row before an exponential
+
+
+@rule("add", "sub", "rsub")
+def _add(seen: Seen) -> Tag | None:
+    terms, alpha = seen.args[:2], seen.kwargs.get("alpha", 1)
+    factors = {"add": (1, alpha), "sub": (1, -alpha), "rsub": (-alpha, 1)}[seen.name]
+    tags = [seen.tag(x) for x in terms]
+    unshifted, of = None, tags[1].maker
+    if seen.name == "sub" and of is not None and of.function.rpartition(".")[2] in LARGEST:
+        unshifted = terms[0] if tags[0].unshifted is None else tags[0].unshifted
+    if any(tag.opaque is not None for tag in tags):
+        return replace(seen.value_only(tags, Level.LINEAR), unshifted=unshifted)
+    tag = replace(Recorder.combined(tags), unshifted=unshifted)
+    if any(tag.node is not None for tag in tags):
+        parents = tuple(seen.recorder.parent(x, seen.result) for x in terms)
+        tag.node = seen.node(parents, Sum(seen.result.dtype, factors))
+    for base, x, other, factor in ((tags[0], terms[1], tags[1], factors[1]), (tags[1], terms[0], tags[0], factors[0])):
+        if base.kind == Kind.ACTIVATION and other.kind == Kind.WEIGHT and isinstance(x, Tensor):
+            tag.origin = _with_bias(base.origin, seen.result.shape, factor, x)
+    return tag
+
+
+def _with_bias(origin: Origin | None, shape: torch.Size, factor: float, bias: Tensor) -> Origin:
+    def constant() -> Tensor:
+        return factor * bias + (0 if origin is None or origin.constant is None else origin.bias())
+
+    return Origin(shape, unchanged, constant)

@@ -1,0 +1,344 @@
+"""Rules of products: with a factor that is frozen, with a matrix of weights, and of attention weights with values.
+
+Shapes: D and F widths.
+"""
+
+import string
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rankbench.tape.recording import (
+    Kind,
+    Level,
+    Origin,
+    Product,
+    Recorder,
+    Role,
+    Scores,
+    Seen,
+    Tag,
+    Verdict,
+    Weighted,
+)
+from rankbench.tape.replay import Affine, Scaled
+from rankbench.tape.rules.attention import Move, weighted_values
+from rankbench.tape.rules.linear import as_map, through
+from rankbench.tape.rules.registry import RULES, rule, unchanged
+
+
+class Layout(NamedTuple):
+    """How to bring weights to (*batch, N, M), values to (*batch, M, K), and (*batch, N, K) to the result."""
+
+    to_weights: Move
+    to_values: Move
+    back: Move
+
+
+class Ways(NamedTuple):
+    """How a product may be read: with its left factor as weights, with its right one, and as queries times keys."""
+
+    left: Layout | None = None
+    right: Layout | None = None
+    scores: Layout | None = None
+
+
+@rule("mul")
+def _mul(seen: Seen) -> Tag | None:
+    a, b = seen.args[:2]
+    left, right = seen.tag(a), seen.tag(b)
+    # the less linear side is frozen; if both are alike, the left
+    if left.has_paths and not (right.has_paths and left.level >= right.level):
+        tag = _scaled(seen, a, b, "right factor")
+    else:
+        tag = _scaled(seen, b, a, "left factor")
+    if left.kind == right.kind == Kind.ACTIVATION:
+        tag.factors = a, b
+    return tag
+
+
+LINEAR_SUM: Callable[[Seen], Any] = RULES["sum"]
+
+
+@rule("sum")
+def _sum(seen: Seen) -> Tag | None:
+    """A sum over an axis of a product of two activations, each with an axis that the other lacks, is a product of
+    matrices, as (a[..., None] * b[..., None, :, :]).sum(-2) is a @ b."""
+    axis, tag = seen.get(1, "dim"), seen.tag(seen.args[0])
+    axis = axis[0] if isinstance(axis, (tuple, list)) and len(axis) == 1 else axis
+    if tag.factors is None or not isinstance(axis, int) or seen.kwargs.get("dtype") is not None:
+        return LINEAR_SUM(seen)
+    whole, result = seen.args[0].shape, seen.result.shape
+    letters = string.ascii_letters[: len(whole)]
+    terms, squeezed = [], []
+    for factor in tag.factors:
+        sizes = (*[1] * (len(whole) - factor.dim()), *factor.shape)
+        kept = [number for number, size in enumerate(sizes) if size == whole[number]]
+        terms.append("".join(letters[number] for number in kept))
+        squeezed.append(lambda x, shape=tuple(whole[number] for number in kept): x.reshape(shape))
+    (a, b), out = terms, letters.replace(letters[axis], "")
+    ways = _ways(a, b, out, dict(zip(letters, whole, strict=True)))
+    if ways == Ways():
+        return LINEAR_SUM(seen)
+    pairs = (squeezed, squeezed[::-1], squeezed)
+    ways = Ways(*(_after(way, first, second, result) for way, (first, second) in zip(ways, pairs, strict=True)))
+    return _activations(seen, *tag.factors, ways, lambda: LINEAR_SUM(seen))
+
+
+def _after(way: Layout | None, of_weights: Move, of_values: Move, shape: torch.Size) -> Layout | None:
+    """The layout, after a move of each factor, and with the result in this shape."""
+    if way is None:
+        return None
+    to_weights, to_values, back = way
+    return Layout(
+        lambda x: to_weights(of_weights(x)), lambda x: to_values(of_values(x)), lambda x: back(x).reshape(shape)
+    )
+
+
+@rule("div")
+def _div(seen: Seen) -> Tag | None:
+    if seen.kwargs.get("rounding_mode") is not None:
+        return None
+    x, divisor = seen.args[:2]
+    return _scaled(seen, x, divisor, "divisor")
+
+
+def _scaled(seen: Seen, x: Any, factor: Any, side: str) -> Tag:
+    """The tag of x times (or divided by) a frozen factor. side: of the factor, as the tape names what is frozen."""
+    carried, other = seen.tag(x), seen.tag(factor)
+    tag = Recorder.combined([carried, other])
+    if side == "divisor" and carried.form == other.form == "exp" and carried.opaque is not None:
+        # exponentials over their sum
+        return replace(seen.value_only([carried, other], Level.SOFTMAX), form="softmax", logits=carried.logits)
+    mixed = other.mixes and side != "divisor"  # P v, written as a product and a sum: its heads are not known
+    if mixed or carried.opaque is not None or (carried.node is None and other.has_paths):
+        return seen.value_only([carried, other], Level.GATED)
+    if other.kind == carried.kind == Kind.ACTIVATION:
+        tag.level = max(Level.GATED, min(carried.level, other.level))
+    if carried.node is not None:
+        made_by = "" if other.maker is None else f", of {other.maker}"
+        frozen = f"{side}{made_by}" if other.kind == Kind.ACTIVATION else None
+        tag.node = seen.node((carried.node,), Scaled(factor, divides=side == "divisor"), frozen, [factor])
+    return tag
+
+
+@rule("linear")
+def _linear(seen: Seen) -> Tag | None:
+    x, weight_FD, bias = seen.args[0], seen.get(1, "weight"), seen.get(2, "bias")
+    if seen.tag(weight_FD).has_paths or seen.tag(bias).has_paths:
+        return None
+    return _affine(seen, x, weight_FD, bias)
+
+
+def _affine(seen: Seen, x: Tensor, weight_FD: Tensor, bias: Tensor | None) -> Tag | None:
+    """x W^T + b with constant W and b."""
+    if weight_FD.ndim != 2:
+        return None
+    before, shape = seen.tag(x), seen.result.shape
+    if before.opaque is not None:
+        return seen.value_only([before], Level.LINEAR)
+    affine = Affine(weight_FD, bias)
+    tag = as_map(Recorder.combined([before]))
+    if before.node is not None:
+        tag.node = seen.node((before.node,), affine, reads=[weight_FD, bias])
+    tag.origin = Origin(shape, unchanged, None if bias is None else lambda: bias, before.node, affine)
+    return tag
+
+
+@rule("matmul", "rmatmul")
+def _matmul(seen: Seen) -> Tag | None:
+    a, b = seen.args[:2] if seen.name == "matmul" else reversed(seen.args[:2])
+    if b.ndim == 2 and a.ndim > 1 and seen.tag(b).kind == Kind.WEIGHT and seen.tag(a).kind != Kind.WEIGHT:
+        return _affine(seen, a, b.mT, None)
+    return _product(seen, a, b, torch.matmul, Ways() if a.ndim == 1 or b.ndim == 1 else MATRICES)
+
+
+AS_IT_IS, TRANSPOSED = Layout(*(unchanged,) * 3), Layout(*(attrgetter("mT"),) * 3)
+MATRICES = Ways(AS_IT_IS, TRANSPOSED, AS_IT_IS)
+
+
+@rule("addmm", "baddbmm")
+def _addmm(seen: Seen) -> Tag | None:
+    c = seen.args[0]
+    a, b = (seen.get(i, name, seen.kwargs.get(f"batch{i}")) for i, name in ((1, "mat1"), (2, "mat2")))
+    if a is None or b is None:
+        return None
+    alpha, beta = seen.kwargs.get("alpha", 1), seen.kwargs.get("beta", 1)
+    if all(seen.tag(x).kind == Kind.ACTIVATION for x in (a, b)):
+        # scores that are added to a table of positions; a sum with P v would need both of its terms
+        tag = _activations(seen, a, b, Ways(scores=AS_IT_IS), lambda: seen.value_only([seen.tag(x) for x in (a, b)]))
+        return seen.value_only([*([] if tag is None else [tag]), seen.tag(c)], Level.PRODUCT)
+    if b.ndim != 2 or seen.tag(b).kind != Kind.WEIGHT or seen.tag(c).has_paths:
+        return None
+    return _affine(seen, a, b.mT if alpha == 1 else alpha * b.mT, c if beta == 1 else beta * c)
+
+
+@rule("einsum")
+def _einsum(seen: Seen) -> Tag | None:
+    equation, *operands = seen.args
+    if len(operands) == 1 and isinstance(operands[0], (tuple, list)):
+        operands = list(operands[0])
+    if not isinstance(equation, str):
+        return None
+    if len(operands) == 1:
+        return through(seen, operands, lambda x: torch.einsum(equation, x))
+    if len(operands) != 2:
+        return None
+    multiply, terms = partial(torch.einsum, equation), _letters(equation, operands[0].ndim, operands[1].ndim)
+    a, b = operands
+    if terms is None:
+        return _product(seen, a, b, multiply)
+    sizes = {
+        letter: size
+        for term, x in zip(terms[:2], operands, strict=True)
+        for letter, size in zip(term, x.shape, strict=True)
+    }
+    return _product(seen, a, b, multiply, _ways(*terms, sizes))
+
+
+def _letters(equation: str, *ndims: int) -> tuple[str, str, str] | None:
+    """The letters of both terms and of the result, "..." written out; None if a term repeats a letter."""
+    equation = equation.replace(" ", "")
+    given, arrow, out = equation.partition("->")
+    terms = given.split(",")
+    free = [letter for letter in string.ascii_uppercase if letter not in equation]
+    if not arrow:
+        letters = sorted(letter for letter in set(given) - {",", "."} if given.count(letter) == 1)
+        out = ("..." if "..." in given else "") + "".join(letters)
+    widths = [ndim - len(term.replace("...", "")) for term, ndim in zip(terms, ndims, strict=True)]
+    most = max([width for width, term in zip(widths, terms, strict=True) if "..." in term], default=0)
+    terms = [term.replace("...", "".join(free[most - width : most])) for term, width in zip(terms, widths, strict=True)]
+    left, right = terms
+    out = out.replace("...", "".join(free[:most]))
+    return None if any(len(set(term)) < len(term) for term in (left, right, out)) else (left, right, out)
+
+
+def _ways(a: str, b: str, out: str, sizes: Mapping[str, int]) -> Ways:
+    """How to read the product of terms with these letters. sizes: of each letter's axis."""
+    return Ways(_layout(a, b, out, a, sizes), _layout(b, a, out, b, sizes), _layout(a, b, out, out, sizes))
+
+
+def _layout(weights: str, values: str, out: str, order: str, sizes: Mapping[str, int]) -> Layout | None:
+    """The layout of a product of weights and values; None if the letters do not fit.
+
+    order: the term whose order of letters the batch has. Weights may have several letters that the values lack: that of
+    the queries, and groups of heads that share their values.
+    """
+    batch = [x for x in order if x in weights and x in values and x in out]
+    queries = [x for x in weights if x not in values and x in out]
+    keys = [x for x in weights if x in values and x not in out]
+    features = [x for x in values if x not in weights and x in out]
+    if not queries or not len(keys) == len(features) == 1:
+        return None
+    alike = [x for x in queries if sizes[x] == sizes[keys[0]]]
+    query = alike[0] if len(alike) == 1 else queries[-1]
+    groups = [x for x in queries if x != query]
+    if not (len(batch) + len(groups) + 2 == len(weights) == len(out) and len(batch) + 2 == len(values)):
+        return None
+    to_values = _permuted(values, [*batch, *keys, *features])
+    shape = [sizes[x] for x in (*batch, *groups, *keys, *features)]
+
+    def shared(x: Tensor) -> Tensor:
+        return to_values(x)[(..., *[None] * len(groups), slice(None), slice(None))].expand(shape)
+
+    return Layout(
+        _permuted(weights, [*batch, *groups, query, *keys]),
+        shared if groups else to_values,
+        _permuted([*batch, *groups, query, *features], out),
+    )
+
+
+def _permuted(given: Sequence[str], wanted: Sequence[str]) -> Callable[[Tensor], Tensor]:
+    order = [given.index(letter) for letter in wanted]
+    return lambda x: x.permute(order)
+
+
+def _product(seen: Seen, a: Tensor, b: Tensor, multiply: Callable, ways: Ways = Ways()) -> Tag | None:  # noqa: B008
+    """A product of two tensors that sums over an axis: a linear map, or a product of two activations."""
+    tags = [seen.tag(a), seen.tag(b)]
+    if all(tag.kind == Kind.ACTIVATION for tag in tags):
+        return _activations(seen, a, b, ways, lambda: _with_frozen_side(seen, a, b, multiply))
+    if tags[0].has_paths:
+        tag = through(seen, [a], lambda x: multiply(x, b), reads=[b])
+    else:
+        tag = through(seen, [b], lambda x: multiply(a, x), reads=[a])
+    return tag if tag.opaque is not None else as_map(tag)
+
+
+def _activations(seen: Seen, a: Tensor, b: Tensor, ways: Ways, as_factor: Callable[[], Tag | None]) -> Tag | None:
+    """A product of two activations: attention, scores, or a product of which one side is frozen (as_factor)."""
+    tags, recorder = [seen.tag(a), seen.tag(b)], seen.recorder
+    side = _weights_side(*tags)
+    by_tags = Verdict(Role.SCORES) if side is None or ways[side] is None else Verdict(Role.ATTENTION, side)
+    sides = tuple(None if way is None else _as_weighted(way, number) for number, way in enumerate(ways[:2]))
+    to_scores = None
+    if ways.scores is not None:
+        to_queries, to_keys, _ = ways.scores
+        to_scores = lambda a, b: (to_queries(a), to_keys(b).mT)  # noqa: E731
+    role, side = recorder.verdict(Product(seen, (a, b), sides, by_tags, to_scores))
+    if role == Role.FACTOR:
+        return as_factor()
+    if role == Role.SCORES:
+        tag = seen.value_only(tags, Level.PRODUCT)
+        scores = Scores(*to_scores(a, b), recorder.key_of(seen)) if to_scores and not recorder.keeps_tape else None
+        tag.opaque, tag.mixes, tag.scores = tag.opaque or seen.call, True, scores
+        tag.form, tag.logits, tag.unshifted = "", None, None
+        return tag
+    way, logits, scores = ways[side], tags[side].logits, tags[side].scores
+    assert way is not None  # else it is not read as attention
+    p, v = (a, b) if side == 0 else (b, a)
+    of_p = None
+    if logits is not None and logits.shape == p.shape:
+        of_p = partial(way.to_weights, logits)
+    p = way.to_weights(p)
+    if tags[side].form == "exp" and not have_unit_sums(p):  # exponentials that are not divided by their sum
+        of_p = None
+    return weighted_values(seen, lambda: p, v, way.to_values, way.back, scores and scores[:2], of_p, reads=[p])
+
+
+def have_unit_sums(p: Tensor) -> bool:
+    """Whether the rows of P sum to 1, or to 0 where a query sees no key."""
+    sums = p.sum(-1)
+    return bool((((sums - 1).abs() < 0.01) | (sums == 0)).all())
+
+
+def _as_weighted(way: Layout, side: int) -> Weighted:
+    return Weighted(lambda *given: way.to_weights(given[side]), lambda *given: way.to_values(given[1 - side]), way.back)
+
+
+def _with_frozen_side(seen: Seen, a: Tensor, b: Tensor, multiply: Callable) -> Tag | None:
+    """A product that mixes something other than tokens; the less linear side is frozen, if both are alike the left."""
+    left, right = seen.tag(a), seen.tag(b)
+    carried = [
+        tag.opaque is None and (tag.has_paths or not other.has_paths) for tag, other in ((left, right), (right, left))
+    ]
+    if not any(carried):
+        return seen.value_only([left, right])
+    if carried[0] and not (carried[1] and left.level >= right.level):
+        tag = through(seen, [a], lambda x: multiply(x, b), reads=[b])
+        tag.level = max(Level.GATED, left.level)
+    else:
+        tag = through(seen, [b], lambda x: multiply(a, x), reads=[a])
+        tag.level = max(Level.GATED, right.level)
+    tag.mixes, tag.scores, tag.logits, tag.form = False, None, None, ""
+    if tag.node is not None:
+        frozen = left if tag.node.parents == (right.node,) else right
+        tag.node.frozen = f"factor{'' if frozen.maker is None else f', of {frozen.maker}'}"
+    return tag
+
+
+def _weights_side(left: Tag, right: Tag) -> int | None:
+    """Which side of a product is attention weights: 0 the left, 1 the right; None if neither is.
+
+    Scores used without a softmax count as weights only on the left, as in (q k^T) v. On the right, the product of keys
+    and values in q (k^T v) would be taken for weights.
+    """
+    is_weights = [tag.mixes or tag.level == Level.SOFTMAX or tag.form == "exp" for tag in (left, right)]
+    if is_weights[0] and (not is_weights[1] or left.level >= right.level):
+        return 0
+    return 1 if is_weights[1] and right.level > Level.PRODUCT else None

@@ -1,0 +1,414 @@
+"""Exact sums of all attention paths by length, for an unmodified torch module.
+
+Dong et al. 2021, Theorem 2.1, splits a network of attention alone into paths that take one head or the skip in each
+layer. The split holds for any module once the attention weights P, the norms' scales and the gates of the activations
+keep the values of one forward pass: the module is then affine, and its output is the sum over all paths through it.
+With S_k the sum of all paths with k heads, the calls of the pass become
+
+    attention        S_(k+1) <- P S_k,  S_0 <- 0
+    linear map       S_k <- S_k W^T,  b joins S_0
+    norm             S_k <- scale (S_k - mean) weight,  shift joins S_0
+    activation       S_k <- gate S_k with gate = (act(z) - act(0)) / z,  act(0) joins S_0
+    product          S_k <- S_k times the other factor, frozen
+    sum              S_k <- S_k + T_k
+
+For L attention calls in a row this replaces (H + 1)^L paths by at most L + 1 slots in each call, half as many on
+average: 6 to 7 forward passes for 12 layers. `begin` separates the paths from everything else: by_length and bias are
+then those of rankbench.measures.frozen_network.sums_by_length (with mlp="gate"). Without `begin`, a bias is a path that
+begins in slot 0 where it is added, and moves on with every head that it passes.
+"""
+
+from collections.abc import Callable, Iterator
+from itertools import zip_longest
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rankbench.config.keys import ConfigError
+from rankbench.tape.read import read
+from rankbench.tape.reading import Reading
+from rankbench.tape.recording import AttentionCall, Key, Recorder, Tag, tensors_in
+from rankbench.tape.replay import (
+    Affine,
+    Frozen,
+    Gate,
+    Mixed,
+    Node,
+    Normed,
+    Scaled,
+    Slots,
+    Sweep,
+    Through,
+    by_head,
+    nodes_of,
+)
+from rankbench.tape.rules import COVERED, RULES
+
+Upto = str | int | tuple[str, int] | None
+# Rounding of n calls adds up like a random walk, to about sqrt(n) eps of what is summed.
+ROUNDING = 8
+CASTS = ("to", "type", "float", "double", "contiguous", "clone")
+
+
+class Sums(NamedTuple):
+    """A module's output as the sum of its paths: by_length_KBND[k] sums all paths with k heads.
+
+    bias_BND: everything that does not come from where the paths begin; None if biases are paths of their own, which
+    begin in slot 0. state_BND: the output, sum_k by_length + bias. frozen: the frozen factors of the paths, by call.
+    remainder: ||output - sum||_F / ||output||_F. B, N, D: the output's axes, whatever they are.
+    """
+
+    by_length_KBND: Tensor
+    bias_BND: Tensor | None
+    state_BND: Tensor
+    frozen: list[Frozen]
+    remainder: float
+
+
+class ThroughHeads(NamedTuple):
+    """For one attention call, by its key, the sum of all paths through each head.
+
+    sums: (H, *shape of the output), or by length (K, H, *shape of the output).
+    """
+
+    key: Key
+    sums: Tensor
+
+
+class Paths(NamedTuple):
+    """Numbers of paths to a tensor. by_length: of k heads. through: those that pass one given head of each call."""
+
+    by_length: list[int]
+    through: dict[Key, int]
+
+    @classmethod
+    def of(cls, before: dict[Key, set[Key | None]], last: set[Key | None], reading: Reading) -> "Paths":
+        """From the calls that lead to each call, and to the tensor; None: paths may begin there."""
+        heads = {key: reading.by_key[key].lead.heads for key in before}
+        order = sorted(before, key=lambda key: reading.by_key[key].number)
+        upto: dict[Key | None, list[int]] = {None: [1]}  # by length, the paths that end with a call
+        for key in order:
+            upto[key] = [0, *(heads[key] * count for count in _sum_of([upto[x] for x in before[key]]))]
+        after: dict[Key | None, int] = dict.fromkeys(order, 0)  # the ways to go on behind a call
+        for key in reversed(order):
+            after[key] += key in last
+            for earlier in before[key] - {None}:
+                after[earlier] += heads[key] * after[key]
+        through = {key: sum(upto[key]) // heads[key] * after[key] for key in order}
+        return cls(_sum_of([upto[x] for x in last]), through)
+
+
+def _sum_of(counts: list[list[int]]) -> list[int]:
+    return [sum(each) for each in zip_longest(*counts, fillvalue=0)]
+
+
+def record(
+    module: Callable, *args: Any, begin: str | None = None, reading: Reading | None = None, **kwargs: Any
+) -> "Tape":
+    """Record module(*args, **kwargs), one ordinary forward pass of an unmodified module.
+
+    begin=None: everything that has passed no head is slot 0, including the embedding and every bias. begin=<name of a
+    submodule>, or "inputs" for the arguments: paths begin at its result, and everything else (biases, norm shifts,
+    positions added later) is a term of its own that no head moves, as in rankbench.measures.frozen_network. With
+    "inputs", paths begin at the arguments of floats and at the embeddings of those of whole numbers.
+
+    reading: which products are attention (rankbench.tape.read); None reads the module on these arguments first.
+    """
+    reading = read(module, args, kwargs) if reading is None else reading
+    recorder = Recorder(module, RULES, begin, verdicts=reading.verdicts)
+    output = recorder.run(args, kwargs)
+    if not recorder.num_attention:
+        raise ConfigError(f"{_name(module)}: {nothing_read(reading)}")
+    return Tape(module, args, kwargs, recorder, output, reading)
+
+
+def nothing_read(reading: Reading) -> str:
+    """Why a module has no heads, as the end of a sentence."""
+    if reading.uncovered:
+        return f"{reading.uncovered[0]}: bias_k, bias_v, add_zero_attn and static keys are not covered; leave them out"
+    seen = f" ({reading.factors[0].call}: {reading.factors[0].why})" if reading.factors else ""
+    return f"made no attention call that the tape knows{seen}; covered: {COVERED}"
+
+
+def tap(
+    module: Callable,
+    watch: Callable[[AttentionCall], None],
+    *args: Any,
+    reading: Reading | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Run the module and return its output; watch(call) gets each attention call, with weights and q, k, v.
+
+    Nothing is kept: the weights of one call at a time are in memory. reading: as in `record`.
+    """
+    reading = read(module, args, kwargs) if reading is None else reading
+    return Recorder(module, RULES, watch=watch, verdicts=reading.verdicts).run(args, kwargs)
+
+
+class Tape:
+    """A recorded pass. It keeps what it froze (queries, keys, gates, norm scales), not the activations in between.
+
+    output: what the module returned. calls: its attention calls, numbered from 1 in `upto`.
+    """
+
+    def __init__(
+        self, module: Callable, args: tuple, kwargs: dict, recorder: Recorder, output: Any, reading: Reading
+    ) -> None:
+        self.module, self.args, self.kwargs, self.output, self.reading = module, args, kwargs, output, reading
+        self.begin, self.epsilon = recorder.begin, recorder.epsilon
+        self.calls = [node.call for node in recorder.attention]
+        self._attention, self._results, self._tags = recorder.attention, recorder.results, recorder.tags
+        self._key_of = recorder.mixed
+        self.num_begun = len(recorder.begun)  # inputs at which paths begin, if begin="inputs"
+
+    def sums(
+        self, upto: Upto = None, output: Callable | None = None, value_biases: str = "head", refuse: bool = True
+    ) -> Sums:
+        """All paths, summed by length in one replay.
+
+        upto: the name of a submodule, whose result is taken instead of the output; (name, i) if it runs several times;
+        or the number of an attention call, for that call's result. output: function that picks the tensor from what the
+        module returned; by default last_hidden_state, else the first tensor. value_biases: "head" counts W_V's bias
+        with the head that it passes, "source" in slot 0 after the head.
+
+        ConfigError if a call on the way is not covered, or if the sums miss the output by more than rounding. With
+        refuse=False such sums are returned too. Their remainder can also come from a call that magnifies rounding.
+        """
+        target, state = self._target(upto, output)
+        sweeps = self._sweeps(value_biases)
+        if not isinstance(target, Node) and self.begin is None:
+            return Sums(target[None], None, state, [], 0.0)
+        nodes = nodes_of(target) if isinstance(target, Node) else []
+        return self._sums(sweeps, [sweep.run(nodes) for sweep in sweeps], nodes, state, refuse)
+
+    def _sums(
+        self, sweeps: list[Sweep], parts: list[Slots | None], nodes: list[Node], state: Tensor, refuse: bool
+    ) -> Sums:
+        if parts[0] is None:
+            raise ConfigError(f"begin={self.begin}: no path leads from there to this tensor; use an earlier begin")
+        by_length_KBND = parts[0].dense(0, parts[0].high)
+        bias_BND = None if (others := parts[1:]) == [] or others[0] is None else others[0].rows[0]
+        terms = [*by_length_KBND, *([] if bias_BND is None else [bias_BND])]
+        missing = (state - sum(terms)).norm()
+        remainder = (missing / state.norm()).item() if missing > 0 else missing.item()
+        if refuse and not missing <= self._rounding(terms, state, len(nodes)):
+            self._refuse(nodes, sweeps, remainder)
+        frozen = [Frozen(node.call, node.frozen) for node in nodes if node.frozen is not None]
+        return Sums(by_length_KBND, bias_BND, state, frozen, remainder)
+
+    def sums_behind(
+        self, states: str | None, output: Callable | None = None, value_biases: str = "head", refuse: bool = True
+    ) -> tuple[Sums | None, Sums]:
+        """The sums of the last states, and of the output, which is read out of them; in little more than one replay.
+
+        states: the submodule whose result they are; None: what the last map of weights reads. The first is None where
+        there are no such states.
+        """
+        whole, state = self._target(None, output)
+        before = self._read_out(whole) if states is None else self._results.get(states, [(None, None)])[-1][0]
+        node = before.node if isinstance(before, Tag) else before
+        if not isinstance(whole, Node) or node is None or node is whole:
+            return None, self.sums(None, output, value_biases, refuse)
+        nodes, sweep = nodes_of(node), self._sweeps(value_biases)[0]
+        slots = sweep.run(nodes)
+        value = self._values({node.index})[node.index]
+        first = self._sums([sweep], [slots], nodes, value, refuse)
+        behind = nodes_of(whole)
+        if node not in behind or slots is None:
+            return first, self.sums(None, output, value_biases, refuse)
+        return first, self._sums([sweep], [sweep.run(behind, (node, slots))], behind, state, refuse)
+
+    def constant(self, states: str | None, output: Callable | None = None) -> tuple[Tensor | None, Tensor | None]:
+        """The parts of the last states and of the output that depend on no input: biases, shifts, positions, carried on
+        by the frozen network. For a tape with begin="inputs"."""
+        whole, _ = self._target(None, output)
+        before = self._read_out(whole) if states is None else self._results.get(states, [(None, None)])[-1][0]
+        node = before.node if isinstance(before, Tag) else before
+
+        def part(target: Node | Tensor | None) -> Tensor | None:
+            slots = Sweep(shift=0, source=False).run(nodes_of(target)) if isinstance(target, Node) else None
+            return None if slots is None else slots.rows[0]
+
+        return part(node), part(whole)
+
+    @staticmethod
+    def _read_out(target: Node | Tensor) -> Node | None:
+        """What the last map of weights reads; None if anything but casts, factors and biases lies behind it."""
+        while isinstance(target, Node):
+            parents = [x for x in target.parents if isinstance(x, Node) or x.shape == target.shape]  # no bias
+            is_moved = isinstance(target.step, Through) and target.call.function.rpartition(".")[2] not in CASTS
+            if len(parents) != 1 or is_moved or isinstance(target.step, (Mixed, Normed)):
+                return None
+            (before,) = parents
+            if not isinstance(before, Node):
+                return None
+            if isinstance(target.step, Affine):
+                return before if _is_state(before) else None
+            target = before
+        return None
+
+    def paths(self, upto: Upto = None, output: Callable | None = None) -> "Paths":
+        """The number of paths to a tensor, counted on the graph of the calls.
+
+        A path is the sequence of heads that it passes: routes that differ in a skip or an MLP are one path.
+        """
+        target, _ = self._target(upto, output)
+        nodes = nodes_of(target) if isinstance(target, Node) else []
+        before: dict[Key, set[Key | None]] = {}  # the calls that lead to a call without another in between; None: none
+        last: dict[Node, set[Key | None]] = {}
+        for node in nodes:
+            known = set().union(*(last[x] if isinstance(x, Node) else {None} for x in node.parents or (None,)))
+            last[node] = known
+            if isinstance(node.step, Mixed):
+                call = self.reading.by_key[self._key_of[node]]
+                key = call.twin or call.key
+                before.setdefault(key, set()).update(known)
+                last[node] = {key}
+        return Paths.of(before, last[nodes[-1]] if nodes else {None}, self.reading)
+
+    def through_heads(
+        self, upto: Upto = None, output: Callable | None = None, by_length: bool = False
+    ) -> Iterator[ThroughHeads]:
+        """For each attention call on the way to the output, the paths through its heads: one replay of H rows per
+        call. Calls that have one P are one."""
+        target, _ = self._target(upto, output)
+        nodes = nodes_of(target) if isinstance(target, Node) else []
+        whole = self._sweeps("head")[0]
+        whole.shift = int(by_length)
+        parts: dict[Key, list[Key]] = {}
+        for node in nodes:
+            if isinstance(node.step, Mixed):
+                call = self.reading.by_key[self._key_of[node]]
+                parts.setdefault(call.twin or call.key, []).append(call.key)
+        waiting: dict[Key, Tensor] = {}
+        for node, inputs, _ in whole.steps(nodes):
+            if not isinstance(node.step, Mixed) or inputs[0] is None:
+                continue
+            call = self.reading.by_key[self._key_of[node]]
+            key, lead = call.twin or call.key, self.reading.by_key[call.twin or call.key].lead
+            values, _ = node.step.values(whole, inputs[0])
+            rows = node.step.mix(node.step.weights(), values.rows)
+            rows = by_head(rows, lead.numbers(rows.shape[1:-2]), lead.heads)
+            begin = Slots((values.low + whole.shift) * lead.heads * whole.shift, rows)
+            continued = Sweep(shift=lead.heads * whole.shift, constants=False)
+            behind = continued.run(nodes, (node, begin))
+            assert behind is not None  # every node leads to the last
+            sums = behind.dense(0, behind.high).unflatten(0, (-1, lead.heads))
+            if key in waiting:
+                sums = _added(sums, waiting.pop(key))
+            if call.key == parts[key][-1]:
+                yield ThroughHeads(key, sums if by_length else sums[0])
+            else:
+                waiting[key] = sums
+
+    def _sweeps(self, value_biases: str) -> list[Sweep]:
+        """One sweep for everything; with `begin`, one for the paths and one for everything else."""
+        if value_biases not in ("head", "source"):
+            raise ConfigError(f"value_biases={value_biases}: must be head or source")
+        if self.begin is None:
+            return [Sweep(value_biases=value_biases)]
+        if value_biases != "head":
+            raise ConfigError(f"value_biases={value_biases}: with begin={self.begin} no bias is a path; use head")
+        return [Sweep(constants=False), Sweep(shift=0, source=False)]
+
+    # --- which tensor ------------------------------------------------------------------------------------------------
+
+    def _target(self, upto: Upto, output: Callable | None) -> tuple[Node | Tensor, Tensor]:
+        """What to replay, and its recorded value."""
+        if upto is None:
+            state = _main_tensor(self.output) if output is None else output(self.output)
+            if state not in self._tags:
+                raise ConfigError("output: made a new tensor; it must pick one of those that the module returned")
+            return self._known(self._tags[state], state, "the output"), state
+        if isinstance(upto, int):
+            if not 1 <= upto <= len(self._attention):
+                raise ConfigError(f"upto={upto}: there are attention calls 1 to {len(self._attention)}")
+            target: Node | Tensor = self._attention[upto - 1]
+        else:
+            name, time = upto if isinstance(upto, tuple) else (upto, -1)
+            times = self._results.get(name, [])
+            if not -len(times) <= time < len(times):
+                names = ", ".join(filter(None, self._results))
+                raise ConfigError(f"upto={upto}: no such result; submodules that ran: {names}")
+            target = self._known(*times[time], f"upto={upto}")
+        if not isinstance(target, Node):
+            return target, target
+        return target, self._values({target.index})[target.index]
+
+    def _known(self, tag: Tag, value: Tensor | None, name: str) -> Node | Tensor:
+        if tag.opaque is not None:
+            raise ConfigError(
+                f"{tag.opaque}: not covered, so {name} has no sums by length. Covered: {COVERED}. Rewrite this call "
+                "with those or, from Python, use the tape's upto=<a submodule before it>"
+            )
+        if tag.node is not None:
+            return tag.node
+        assert value is not None  # it is kept unless paths lead to it
+        return value
+
+    def _values(self, wanted: set[int] | None) -> dict[int, Tensor]:
+        """The recorded values of the nodes with these indices (None: all), from a second pass."""
+        recorder = Recorder(self.module, RULES, self.begin, wanted=wanted, verdicts=self.reading.verdicts)
+        recorder.run(self.args, self.kwargs)
+        return recorder.values
+
+    # --- the certificate ---------------------------------------------------------------------------------------------
+
+    def _rounding(self, terms: list[Tensor], state: Tensor, num_nodes: int) -> float:
+        """The largest difference that rounding explains; it is larger if terms cancel."""
+        largest = max(sum(term.norm() for term in terms), state.norm())
+        return float(ROUNDING * self.epsilon * num_nodes**0.5 * largest)
+
+    def _refuse(self, nodes: list[Node], sweeps: list[Sweep], missing: float) -> None:
+        """ConfigError that names the first call where the slots do not sum to the recorded value."""
+        values = self._values(None)
+        for number, steps in enumerate(zip(*(sweep.steps(nodes) for sweep in sweeps), strict=True), start=1):
+            node, value = steps[0][0], values.get(steps[0][0].index)
+            if value is None:
+                continue
+            terms = [row for _, _, slots in steps if slots is not None for row in slots.rows]
+            wrong = (value - sum(terms)).norm()
+            if not value.isfinite().all():
+                raise ConfigError(
+                    f"{node.call}: its value is not finite, so nothing sums to it; check inputs and masks"
+                )
+            if wrong > self._rounding(terms, value, number):
+                raise ConfigError(
+                    f"{node.call}: from here on the sums by length miss the recorded value, by "
+                    f"{wrong / value.norm():.1e} of it ({missing:.1e} of the output); the tape is wrong about this "
+                    "call (or the call magnifies rounding, as a norm of equal numbers does); write it in another way "
+                    "or, from Python, use the tape's upto=<a submodule before it>"
+                )
+        raise ConfigError(
+            f"remainder={missing:.1e}: the sums by length miss the output by more than rounding, and no single call is "
+            "to blame; use module.double() with inputs in float64"
+        )
+
+
+def _main_tensor(output: Any) -> Tensor:
+    """last_hidden_state if there is one, else the first floating-point tensor."""
+    tensor = getattr(output, "last_hidden_state", None)
+    if tensor is None:
+        tensor = next((x for x in tensors_in(output) if x.is_floating_point()), None)
+    if tensor is None:
+        raise ConfigError(f"the module returned {type(output).__name__} without a tensor of floats; give output=")
+    return tensor
+
+
+def _is_state(node: Node) -> bool:
+    """Whether a node is a state, and not the inside of attention or of an MLP, whose last map is no read-out."""
+    while isinstance(node.step, Through) and len(node.parents) == 1 and isinstance(parent := node.parents[0], Node):
+        node = parent
+    is_gated = isinstance(node.step, Scaled) and isinstance(node.step.factor, Gate)
+    return not (is_gated or isinstance(node.step, Mixed))
+
+
+def _added(x: Tensor, y: Tensor) -> Tensor:
+    """The sum of two lists of slots, of which one may be longer."""
+    longer, shorter = (x, y) if len(x) >= len(y) else (y, x)
+    return longer + torch.cat([shorter, longer.new_zeros(len(longer) - len(shorter), *longer.shape[1:])])
+
+
+def _name(module: Callable) -> str:
+    return type(module).__name__ if isinstance(module, torch.nn.Module) else getattr(module, "__name__", str(module))

@@ -1,0 +1,198 @@
+"""Where a touch arrives: the axes along which two passes differ at few indices count tokens, or sequences.
+
+Shapes: N query token, M key token, H head, R sequence or window of one; `lead` the axes of P in front of N.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rankbench.tape.reading import Lead
+
+LEAK = 0.01  # of the largest change along an axis: smaller ones come through scales of norms
+
+
+class Mark(NamedTuple):
+    """Where an input is touched."""
+
+    shape: tuple[int, ...]
+    at: tuple[int, ...]
+    has_features: bool
+
+    def axes_of(self, at: Sequence[int], size: int) -> tuple[int, ...]:
+        """The axes, of the first two, along which the touched token may be that at these indices among so many. A scan
+        before has spread the touch to the end, and a convolution to both sides."""
+        index = middle(at, size)
+        shifted = [
+            axis for axis in self._axes if index == self.at[axis] or size - index == self.shape[axis] - self.at[axis]
+        ]
+        return self.exact_axes_of(at, size) or tuple(shifted)
+
+    def exact_axes_of(self, at: Sequence[int], size: int) -> tuple[int, ...]:
+        """Those that are as long, too."""
+        index = middle(at, size)
+        return tuple(axis for axis in self._axes if (self.shape[axis], self.at[axis]) == (size, index))
+
+    @property
+    def _axes(self) -> range:
+        return range(min(2, len(self.shape))) if len(self.shape) < 4 else range(0)
+
+
+def middle(at: Sequence[int], size: int) -> int:
+    """The index of the touched token, from all indices to which the touch was carried."""
+    return at[0] if at[-1] == size - 1 else at[len(at) // 2]
+
+
+def place_of(shape: Sequence[int], number: int, early: bool = False) -> tuple[int, ...]:
+    """The number of an input that is touched: off the diagonal, so that sequences and tokens differ, and at another
+    token for each input. early: at one of the first tokens, not one of the last, whichever axis is theirs."""
+    if early:
+        first = [1, number + (number > 0), *[0] * len(shape)] if len(shape) > 1 else [number]
+        return tuple(min(at, size - 1) for at, size in zip(first, shape, strict=False))
+    last = [size - 1 for size in shape]
+    if len(shape) == 2 or len(shape) == 3:
+        last[1] = max(0, shape[1] - 2 - number) if shape[1] > 2 + number else max(0, shape[1] - 2)
+    if len(shape) == 1:
+        last[0] = max(0, shape[0] - 2 - number)
+    if len(shape) == 3:
+        last[2] = 0
+    if len(shape) > 3:
+        last[1] = 0
+    return tuple(last)
+
+
+def is_tokens(x: Tensor) -> bool:
+    """Whether whole numbers may be tokens: of more than two kinds, which masks have, and no list of positions."""
+    if x.is_floating_point() or x.dtype == torch.bool or x.dim() not in (1, 2) or x.shape[-1] < 2:
+        return False
+    return x.unique().numel() > 2 and not bool((x == torch.arange(x.shape[-1], device=x.device)).all())
+
+
+def another(x: Tensor, at: tuple[int, ...]) -> Tensor:
+    """Another token of the same sequence; the token itself if all are alike."""
+    others = x[at[:-1]][x[at[:-1]] != x[at]]
+    return others[0] if len(others) else x[at]
+
+
+def is_mask(x: Tensor) -> bool:
+    """Whether a tensor of floats holds nothing but 0, 1 and the least numbers, as masks do."""
+    least = torch.finfo(x.dtype).min
+    return bool(((x == 0) | (x == 1) | (x <= least / 2)).all())
+
+
+def changed_numbers(new: Tensor, old: Tensor) -> Tensor:
+    """Which numbers are touched, less leaks."""
+    change = (new - old).abs()
+    return change > LEAK * change.max() if change.numel() else change > 0
+
+
+def touched_at(new: Tensor, old: Tensor, axis: int) -> list[int]:
+    """Indices along an axis at which the tensors differ."""
+    if not new.numel() or new.shape != old.shape:
+        return []
+    change = (new - old).abs().nan_to_num().movedim(axis, 0).flatten(1).amax(1)
+    return (change > LEAK * change.max()).nonzero()[:, 0].tolist() if change.max() > 0 else []
+
+
+def is_partly(at: Sequence[int], size: int) -> bool:
+    """Whether the touch stands at few indices, as along an axis of tokens or sequences. Of features it may miss some by
+    chance; a scan carries it from the last token but one to the last."""
+    return 0 < len(at) < size and len(at) <= max(2, size // 2)
+
+
+def leads_of(changed: Tensor, p: Tensor) -> Tensor:
+    """The leading indices of P whose values are touched."""
+    leads, wanted = changed.flatten(-2).any(-1), p.shape[:-2]
+    if leads.shape != wanted and leads.dim() and len(wanted):
+        if wanted[-1] % leads.shape[-1] == 0:  # groups of heads share their values
+            leads = leads.repeat_interleave(wanted[-1] // leads.shape[-1], -1)
+        leads = leads.expand(wanted)
+    return leads
+
+
+def moves_with(p: Tensor, p0: Tensor, leads: Tensor) -> bool:
+    """Whether P changes wherever its values do, as it does if it depends on their tokens."""
+    moved = (p - p0).abs().flatten(-2).amax(-1)
+    return bool((moved > 1e-4 * moved.max())[leads].all())
+
+
+def lead_of(changed: Tensor, v: Tensor, p: Tensor, leads: Tensor, at: Sequence[int]) -> Lead:
+    """The roles of the axes of P in front of its queries."""
+    shape = p.shape[:-2]
+    if not shape:
+        return Lead(1)
+    if not at or len(at) == v.shape[-2]:
+        return Lead(shape[-1], (len(shape) - 1,)) if len(shape) > 1 else Lead(1)
+    whole = [axis for axis, size in enumerate(shape) if size > 1 and along(leads, axis).all()]
+    if len(shape) > 1:
+        heads = math.prod(shape[axis] for axis in whole)
+        if not whole and (flat := _flattened(along(leads, 0))) is not None:  # beside an axis of windows
+            return flat
+        if not whole:  # one head, in an axis of its own
+            whole = [len(shape) - 1] if shape[-1] == 1 else []
+        return Lead(heads, tuple(whole))
+    of_key = max(int(of_groups(changed.any(-1)[..., index], p).sum()) for index in at)
+    if of_key in (1, shape[0]):
+        return Lead(of_key, (0,) if of_key > 1 else ())
+    first, *_, last = of_groups(changed.any(-1)[..., at[0]], p).nonzero()[:, 0].tolist()
+    return Lead(of_key, (), "inside" if last - first == of_key - 1 else "outside")
+
+
+def _flattened(touched: Tensor) -> Lead | None:
+    """The heads of one sequence, if these are the touched indices of an axis that holds both; None if they are not."""
+    at, size = touched.nonzero()[:, 0], len(touched)
+    heads = len(at)
+    if not 1 < heads < size or size % heads:
+        return None
+    if at[-1] - at[0] == heads - 1 and at[0] % heads == 0:
+        return Lead(heads, (), "inside")
+    return Lead(heads, (), "outside") if (at.diff() == size // heads).all() else None
+
+
+def of_groups(leads: Tensor, p: Tensor) -> Tensor:
+    """Leading indices of values, as those of P, whose groups of heads share them."""
+    return leads.repeat_interleave(p.shape[-3] // leads.shape[-1], -1)
+
+
+def along(leads: Tensor, axis: int) -> Tensor:
+    """Which indices of one axis are touched anywhere."""
+    return leads.movedim(axis, 0).reshape(leads.shape[axis], -1).any(1)
+
+
+def is_flat(p: Tensor) -> bool:
+    """Whether each query gives the same weight to all keys that it sees, as fresh heads may."""
+    return bool(((p == 0) | (p == p.amax(-1, keepdim=True))).all())
+
+
+def reads_other_tokens(
+    at: Sequence[int], queries: list[int] | None, p: Tensor, inputs: tuple[int | None, int | None]
+) -> bool | None:
+    """Whether queries and keys are other tokens; None if the touch does not tell."""
+    if not at or queries is None:
+        return None if p.shape[-1] == p.shape[-2] or not at else True
+    if None not in inputs:
+        return inputs[0] != inputs[1]
+    # queries that are not touched are no tokens of an input
+    return not any(set(at) & {index + offset for index in queries} for offset in {0, p.shape[-1] - p.shape[-2]})
+
+
+def hidden_keys(p_RHNM: Tensor, logits_RHNM: Tensor | None, is_cross: bool | None) -> Tensor:
+    """Keys to which no other query of any head gives weight, (R, M); rows of queries that see no key do not count.
+
+    A padded token may see itself. In causal attention no later query may see the last token either, so there its own
+    query counts.
+    """
+    seen = p_RHNM != 0
+    if logits_RHNM is not None and logits_RHNM.shape == p_RHNM.shape:
+        nothing = logits_RHNM.amax(-1, keepdim=True) <= torch.finfo(logits_RHNM.dtype).min / 2
+        seen &= ~nothing
+    seen_RNM = seen.any(1)
+    num_queries, num_keys = seen_RNM.shape[1:]
+    if not is_cross and num_queries == num_keys and seen_RNM.triu(1).any():
+        own_NM = torch.eye(num_keys, dtype=torch.bool, device=seen.device)
+        others_RM = (seen_RNM & ~own_NM).any(1)
+        return ~torch.where(others_RM.any(1, keepdim=True), others_RM, seen_RNM.any(1))
+    return ~seen_RNM.any(1)

@@ -1,0 +1,664 @@
+"""rankbench.analyses: every number of the two tables against the same number computed by hand.
+
+What the sums of paths are is tested in test_paths.py; here is tested what the tables make of them.
+Shapes: B batch, N token, D width, C class.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections import Counter
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import torch.nn.functional as F
+from omegaconf import OmegaConf
+from rows import pick
+
+from rankbench.analyses import ANALYSES, Subject, paths, residual
+from rankbench.config.keys import ConfigError, typed
+from rankbench.config.schema import conf_dir
+from rankbench.measures.attention_matrices import attention_metrics
+from rankbench.measures.frozen_network import sums_by_length
+from rankbench.measures.paths import all_paths, sums_of_groups
+from rankbench.measures.recomputed_network import RecomputedNetwork
+from rankbench.measures.states import state_metrics
+from rankbench.model import initial_model
+from rankbench.model.transformer import Transformer
+from rankbench.runs.tables import with_who
+
+# Float64, the same few hundred operations in another order.
+EXACT = {"rel": 1e-11, "abs": 1e-13}
+
+PATHS = {
+    "schemes": ["frozen", "recomputed"],
+    "subset_sizes": [2, 5],
+    "repeats": 3,
+    "replacement": True,
+    "readout": "normalised",
+    "mlp": "gate",
+    "recomputed_mlp": False,
+    "sequences": None,
+    "max_paths": 1000,
+}
+
+
+def paths_options(**changes):
+    return typed(paths.Options, {**PATHS, **changes}, "analysis.paths")
+
+
+def exact_options(scheme, **changes):
+    """Those of the exact sums of one scheme, without sampled paths."""
+    return paths_options(schemes=[scheme], subset_sizes=[], **changes)
+
+
+def residual_options(*variants, sequences=5):
+    return residual.Options(list(variants), sequences, None, 10.0)
+
+
+@pytest.fixture(scope="session")
+def make_subject(model_config, sorting_task):
+    """subject(seed=3, kinds=..., **model keys): small networks with random weights, biases and norms, float64."""
+
+    def make(seed=3, kinds=("trained", "initialised"), **changes):
+        task = sorting_task(length=4, alphabet=5, label="value", train_size=61, test_size=12)
+        cfg = model_config(**{"name": "small", "layers": 3, "heads": 2, "width": 6, **changes})
+        models = {}
+        for number, kind in enumerate(kinds):
+            with torch.device("meta"):
+                model = Transformer(
+                    cfg, input_kind="tokens", num_inputs=task.num_inputs, num_outputs=task.num_outputs, length=4
+                )
+            models[kind] = randomised(model, 10 * seed + number)
+        train, test = (task.sample(size, torch.Generator().manual_seed(seed + size)) for size in (61, 12))
+        return Subject("a run", seed, task, train, test, models)
+
+    return make
+
+
+def randomised(model, seed):
+    model = model.to_empty(device="cpu").double().requires_grad_(False)
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        parameter.copy_(0.5 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    return model
+
+
+BARE = {"mlp": False, "mlp_skip": False, "norm": "none", "bias": False}
+
+
+# --- paths ------------------------------------------------------------------------------------------------------------
+
+
+def scores_by_hand(model, states, targets, readout="normalised"):
+    """(accuracy, loss, relative residual) of states, sequence by sequence and token by token."""
+    states = np.asarray(states)
+    right, losses, residuals = [], [], []
+    for x_ND, wanted in zip(states, targets.numpy(), strict=True):
+        read = x_ND
+        if readout == "normalised":
+            read = (x_ND - x_ND.mean(1, keepdims=True)) / np.sqrt(x_ND.var(1, keepdims=True) + 1e-5)
+        logits = read @ model.read_out.weight.numpy().T + model.read_out.bias.numpy()
+        for logits_C, target in zip(logits, wanted, strict=True):
+            right.append(logits_C.argmax() == target)
+            losses.append(math.log(sum(math.exp(z) for z in logits_C)) - logits_C[target])
+        norms = []
+        for matrix in (x_ND - x_ND.mean(0), x_ND):
+            norms.append(math.sqrt(np.abs(matrix).sum(0).max() * np.abs(matrix).sum(1).max()))
+        residuals.append(norms[0] / norms[1])
+    return np.mean(right), np.mean(losses), np.mean(residuals)
+
+
+def assert_scores(row, wanted):
+    for column, value in zip(("accuracy", "loss", "relative_residual"), wanted, strict=True):
+        assert row[column] == pytest.approx(value, **EXACT), column
+
+
+def test_the_columns_begin_with_who_and_where(make_subject):
+    subject = make_subject()
+    table = with_who(paths.table(subject, paths_options()), **subject.who)
+    wanted = "run task model seed scheme selection path_length subset_size repeat accuracy loss relative_residual "
+    wanted += "norm_share num_paths remainder"
+    assert list(table)[:15] == wanted.split()
+    assert (table.run == "a run").all() and (table.task == "sorting").all() and (table.model == "small").all()
+    assert (table.seed == 3).all()
+    assert {"path_share", "readout", "bias_norm_share", "whole_accuracy"} <= set(table)
+
+
+def test_there_is_one_row_for_each_sum(make_subject):
+    table = paths.table(make_subject(), paths_options())
+    keys = [
+        tuple(key) for key in table[["scheme", "selection", "path_length", "subset_size", "repeat"]].fillna(-1).values
+    ]
+    wanted = [
+        row
+        for scheme in ("frozen", "recomputed")
+        for row in [
+            *((scheme, "all", length, -1, -1) for length in range(4)),
+            *((scheme, "sampled", *axes) for axes in itertools.product(range(4), (2, 5), range(3))),
+        ]
+    ]
+    assert keys == wanted
+
+
+STRUCTURES = [
+    {},
+    {"norm": "pre"},
+    {"norm": "none", "skip_scale": 0.5},
+    {"mlp": False, "mlp_skip": False, "mask": "causal"},
+]
+
+
+@pytest.mark.parametrize("readout", ["normalised", "raw"])
+@pytest.mark.parametrize("mlp", ["gate", "source"])
+@pytest.mark.parametrize("changes", STRUCTURES, ids=str)
+def test_rows_of_all_frozen_paths_by_hand(make_subject, changes, mlp, readout):
+    subject = make_subject(**changes)
+    table = paths.table(subject, exact_options("frozen", mlp=mlp, readout=readout))
+    assert set(table.scheme) == {"frozen"} and set(table.selection) == {"all"}
+    sums = sums_by_length(subject.network, subject.test.inputs, mlp)
+    parts = np.concatenate([sums.by_length_KBND.numpy(), sums.bias_BND.numpy()[None]])
+    norms = np.sqrt((parts**2).sum((2, 3)))
+    shares = (norms / norms.sum(0)).mean(1)
+    for length, (_, row) in enumerate(table.iterrows()):
+        assert_scores(row, scores_by_hand(subject.network, parts[length], subject.test.targets, readout))
+        assert row.norm_share == pytest.approx(shares[length], **EXACT)
+        assert row.bias_norm_share == pytest.approx(shares[-1], **EXACT)
+        assert row.num_paths == math.comb(3, length) * 2**length
+        assert row.path_share == pytest.approx(row.num_paths / 27, rel=1e-12)
+    assert table.norm_share.sum() + table.bias_norm_share.iloc[0] == pytest.approx(1, abs=1e-12)
+    assert table.remainder.nunique() == 1 and table.remainder.iloc[0] == sums.remainder().max().item()
+    assert (table.readout == readout).all()
+    torch.testing.assert_close(  # what was split is the model's own output
+        subject.network.read_out(torch.from_numpy(parts.sum(0))),
+        subject.network(subject.test.inputs),
+        rtol=1e-11,
+        atol=1e-11,
+    )
+
+
+@pytest.mark.parametrize("recomputed_mlp", [False, True])
+def test_rows_of_all_recomputed_paths_by_hand(make_subject, recomputed_mlp):
+    subject = make_subject()
+    table = paths.table(subject, exact_options("recomputed", recomputed_mlp=recomputed_mlp))
+    assert set(table.scheme) == {"recomputed"} and set(table.selection) == {"all"}
+    network = RecomputedNetwork(subject.network, subject.test.inputs, recomputed_mlp)
+    sums = sums_of_groups(network, [all_paths(3, 2, length) for length in range(4)]).numpy()
+    norms = np.sqrt((sums**2).sum((2, 3)))
+    for length, (_, row) in enumerate(table.iterrows()):
+        assert_scores(row, scores_by_hand(subject.network, sums[length], subject.test.targets))
+        assert row.norm_share == pytest.approx((norms[length] / norms.sum(0)).mean(), **EXACT)
+    assert table.norm_share.sum() == pytest.approx(1, abs=1e-12)
+    assert table.remainder.isna().all()  # these paths do not add up to anything
+    assert (table.bias_norm_share == 0).all()
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """What the table asked for: (network, groups, sums) of every call of sums_of_groups but those for the floors."""
+    calls = []
+    monkeypatch.setattr(paths, "_floors", lambda _, test, num_groups, sums_of: [{}] * num_groups)
+
+    def watched(network, groups):
+        calls.append((network, groups, sums_of_groups(network, groups)))
+        return calls[-1][2]
+
+    monkeypatch.setattr(paths, "sums_of_groups", watched)
+    return calls
+
+
+@pytest.mark.parametrize("replacement", [True, False])
+def test_rows_of_sampled_paths_by_hand(make_subject, seen, replacement):
+    subject = make_subject()
+    options = paths_options(replacement=replacement, mlp="source", recomputed_mlp=True, max_paths=1)
+    table = pick(paths.table(subject, options), selection="sampled")
+    assert len(seen) == 2
+    for (network, groups, sums), scheme in zip(seen, ("frozen", "recomputed"), strict=True):
+        _, mlps = network.layers[0]  # of which both options keep the MLP
+        (mlp,) = mlps if scheme == "frozen" else [mlps]
+        assert scheme == "recomputed" or mlp.gate_BNF is None is not mlp.source_BND
+        rows = pick(table, scheme=scheme)
+        assert len(rows) == len(groups) == len(sums) == 4 * 2 * 3
+        for (_, row), group, sum_BND in zip(rows.iterrows(), groups, sums, strict=True):
+            assert (np.count_nonzero(group, axis=1) == row.path_length).all()
+            assert_scores(row, scores_by_hand(subject.network, sum_BND, subject.test.targets))
+            available = math.comb(3, row.path_length) * 2**row.path_length
+            assert row.num_paths == len(group) == (row.subset_size if replacement else min(row.subset_size, available))
+            if not replacement:
+                assert len({tuple(path) for path in group}) == len(group)
+        assert rows[["norm_share", "remainder"]].isna().all(axis=None)
+
+
+def test_both_schemes_are_compared_on_the_same_subsets(make_subject, seen):
+    paths.table(make_subject(), paths_options(max_paths=1))
+    (_, frozen, _), (_, recomputed, _) = seen
+    assert all(np.array_equal(paths_PL, other) for paths_PL, other in zip(frozen, recomputed, strict=True))
+    assert not np.array_equal(frozen[-1], frozen[-2])  # repeats are drawn anew
+
+
+def test_subsets_are_a_function_of_the_seed(make_subject, seen):
+    for seed in (3, 3, 4):
+        paths.table(make_subject(seed), paths_options(schemes=["frozen"]))
+    first, same, other = (groups for _, groups, _ in seen)
+    assert all(np.array_equal(*pair) for pair in zip(first, same, strict=True))
+    assert not all(np.array_equal(*pair) for pair in zip(first, other, strict=True))
+
+
+def test_the_trained_model_is_the_one_that_is_taken_apart(make_subject):
+    subject, other = make_subject(), make_subject(4)
+    again = dataclasses.replace(subject, networks={**subject.networks, "initialised": other.networks["initialised"]})
+    pd.testing.assert_frame_equal(paths.table(subject, paths_options()), paths.table(again, paths_options()))
+    swapped = dataclasses.replace(subject, networks={"initialised": subject.networks["trained"]})
+    pd.testing.assert_frame_equal(paths.table(subject, paths_options()), paths.table(swapped, paths_options()))
+    trained = dataclasses.replace(subject, networks={**subject.networks, "trained": other.networks["trained"]})
+    assert not np.allclose(paths.table(subject, paths_options()).loss, paths.table(trained, paths_options()).loss)
+
+
+@pytest.mark.parametrize("sequences", [None, 5])
+def test_baselines_by_hand(make_subject, sequences):
+    subject = make_subject()
+    table = paths.table(subject, paths_options(sequences=sequences))
+    inputs, targets = subject.test.inputs[:sequences], subject.test.targets[:sequences].tolist()
+    logits = subject.network(inputs).tolist()
+    tokens = [(b, n) for b in range(len(targets)) for n in range(4)]
+    right = [max(range(5), key=lambda c, z=logits[b][n]: z[c]) == targets[b][n] for b, n in tokens]
+    losses = [math.log(sum(map(math.exp, logits[b][n]))) - logits[b][n][targets[b][n]] for b, n in tokens]
+    trained_on = subject.train.targets.tolist()
+    (commonest, most), (_, next_most), *_ = Counter(itertools.chain(*trained_on)).most_common()
+    of_position = [Counter(row[n] for row in trained_on).most_common() for n in range(4)]
+    # a tie between the two commonest would be decided by their order: not in these data
+    assert most > next_most and all(counts[0][1] > counts[1][1] for counts in of_position)
+    wanted = {
+        "whole_accuracy": np.mean(right),
+        "whole_loss": np.mean(losses),
+        "majority_accuracy": np.mean([targets[b][n] == commonest for b, n in tokens]),
+        "position_majority_accuracy": np.mean([targets[b][n] == of_position[n][0][0] for b, n in tokens]),
+    }
+    for column, value in wanted.items():
+        assert table[column].nunique() == 1
+        assert table[column].iloc[0] == pytest.approx(value, **EXACT)
+
+
+def test_sequences_are_the_first_of_the_test_set(make_subject):
+    subject = make_subject()
+    few = dataclasses.replace(subject, test=subject.test[:5])
+    pd.testing.assert_frame_equal(paths.table(subject, paths_options(sequences=5)), paths.table(few, paths_options()))
+
+
+@pytest.mark.parametrize(("max_paths", "are_run"), [(27, True), (26, False)])
+def test_recomputed_paths_are_all_run_up_to_a_limit(make_subject, caplog, max_paths, are_run):
+    with caplog.at_level("INFO", "rankbench"):
+        table = paths.table(make_subject(), paths_options(max_paths=max_paths))  # (2 + 1)^3 paths
+    assert (len(pick(table, scheme="recomputed", selection="all")) == 4) == are_run
+    assert len(pick(table, scheme="frozen", selection="all")) == 4
+    assert len(pick(table, scheme="recomputed", selection="sampled")) == 24
+    assert ("max_paths=26" in caplog.text) != are_run
+
+
+@pytest.mark.parametrize("norm", ["none", "post"])
+def test_without_skips_every_row_has_the_whole_length(make_subject, norm):
+    table = paths.table(make_subject(skip=False, mlp_skip=False, norm=norm), paths_options())
+    assert (table.path_length == 3).all()
+    assert table.groupby(["scheme", "selection"]).size().to_dict() == {
+        (scheme, selection): count
+        for scheme in ("frozen", "recomputed")
+        for selection, count in (("all", 1), ("sampled", 6))
+    }
+    exact = pick(table, selection="all")
+    assert (exact.num_paths == 8).all() and (exact.path_share == 1).all()
+
+
+def test_how_many_sequences_are_held_at_a_time_changes_no_number(make_subject, monkeypatch):
+    whole = paths.table(make_subject(), paths_options())
+    monkeypatch.setattr("rankbench.analyses.paths.NUMBERS_AT_A_TIME", 1)
+    few = paths.table(make_subject(), paths_options())
+    # the same sums in another order: a few roundings of numbers of order 1; floors are of sequences drawn together
+    floor = "relative_noise_floor"
+    pd.testing.assert_frame_equal(few.drop(columns=floor), whole.drop(columns=floor), rtol=1e-12, atol=1e-15)
+
+
+def test_a_bare_network_without_skips_is_its_one_row(make_subject):
+    """No skip, no bias: S_L is the state, and its raw read-out the output itself."""
+    table = pick(
+        paths.table(make_subject(skip=False, **BARE), paths_options(readout="raw")), scheme="frozen", selection="all"
+    )
+    row = table.iloc[0]
+    assert len(table) == 1
+    assert row.accuracy == row.whole_accuracy and row.loss == pytest.approx(row.whole_loss, **EXACT)
+    assert row.norm_share == pytest.approx(1, abs=1e-12) and row.bias_norm_share == 0
+
+
+def test_without_values_paths_are_nothing_and_no_number_is_lost_but_the_ratio(make_subject):
+    subject = make_subject(**BARE)
+    for block in subject.network.blocks:
+        block.attention.qkv.weight[-6:] = 0
+    table = pick(paths.table(subject, paths_options()), scheme="frozen")
+    used = table.path_length > 0
+    assert table[used].relative_residual.isna().all() and table[~used].relative_residual.notna().all()
+    assert np.isfinite(table[["accuracy", "loss", "whole_accuracy", "whole_loss"]]).all(axis=None)
+    exact = pick(table, selection="all")
+    assert exact.norm_share.tolist() == [1, 0, 0, 0]
+    assert exact.remainder.max() == 0
+    # a sum of nothing reads out as the bias of the read-out
+    bias = subject.network.read_out.bias
+    wanted = F.cross_entropy(bias.expand(48, 5), subject.test.targets.flatten()).item()
+    assert table[used].loss.to_numpy() == pytest.approx(wanted, **EXACT)
+
+
+def test_a_network_of_zeros_has_a_remainder_of_zero_and_no_warning(make_subject, caplog):
+    subject = make_subject(**{**BARE, "skip": False, "bias": False})
+    for block in subject.network.blocks:
+        block.attention.qkv.weight[-6:] = 0
+    with caplog.at_level("INFO", "rankbench"):
+        table = paths.table(subject, paths_options(schemes=["frozen"]))
+    assert "path sums and output differ by 0.0e+00" in caplog.text and "more than rounding" not in caplog.text
+    exact = pick(table, selection="all")
+    assert (exact.remainder == 0).all() and (exact.num_undefined == 12).all()
+    assert exact[["norm_share", "bias_norm_share", "relative_residual"]].isna().all(axis=None)
+
+
+def test_one_sequence_of_zeros_leaves_the_shares_of_the_others(make_subject):
+    subject = make_subject(**BARE, positions="none")
+    subject.network.read_in.weight[2] = 0
+    subject.test.inputs[subject.test.inputs.eq(2).all(1)] = 3
+    subject.test.inputs[1] = 2
+    table = pick(paths.table(subject, paths_options(schemes=["frozen"])), selection="all")
+    others = dataclasses.replace(subject, test=subject.test[[0, *range(2, 12)]])
+    wanted = pick(paths.table(others, paths_options(schemes=["frozen"])), selection="all")
+    assert (table.num_undefined == 1).all() and (wanted.num_undefined == 0).all()
+    for name in ("norm_share", "relative_residual", "bias_norm_share"):
+        assert table[name].to_numpy() == pytest.approx(wanted[name].to_numpy(), rel=1e-9)
+    assert table.remainder.max() < 1e-12
+
+
+def test_sums_that_rounding_does_not_explain_are_told(make_subject, monkeypatch, caplog):
+    subject = make_subject()
+    with caplog.at_level("INFO", "rankbench"):
+        paths.table(subject, paths_options(schemes=["frozen"]))
+        assert "a run seed 3" in caplog.text and "more than rounding" not in caplog.text
+        lossy = sums_by_length(subject.network, subject.test.inputs)
+        lossy = lossy._replace(bias_BND=lossy.bias_BND * (1 + 1e-6))
+        monkeypatch.setattr(paths, "sums_by_length", lambda *_: lossy)
+        table = paths.table(subject, paths_options(schemes=["frozen"]))
+    assert [record.levelname for record in caplog.records if "more than rounding" in record.message] == ["WARNING"]
+    assert 1e-9 < table.remainder.max() < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"schemes": ["frozen", "thawed"]}, "analysis.paths.schemes=thawed: unknown; allowed are frozen, recomputed"),
+        ({"readout": "pretty"}, "analysis.paths.readout=pretty: unknown; allowed are normalised, raw"),
+        ({"mlp": "skip"}, "analysis.paths.mlp=skip: unknown; allowed are gate, source"),
+        ({"repeats": 0}, "analysis.paths.repeats=0: out of range; allowed are values from 1"),
+        ({"sequences": 0}, "analysis.paths.sequences=0: out of range; allowed are values from 1"),
+        ({"max_paths": -1}, "analysis.paths.max_paths=-1: out of range; allowed are values from 1"),
+        ({"subset_sizes": [5, 0]}, "analysis.paths.subset_sizes=[5,0]: out of range; allowed are values from 1"),
+        ({"repeats": "many"}, "analysis.paths.repeats=many: wants an integer"),
+        ({"repeat": 3}, "analysis.paths.repeat: unknown key, did you mean repeats?"),
+        ({"max_paths": None}, "analysis.paths.max_paths=null: null is not allowed here"),
+    ],
+)
+def test_wrong_options_of_paths_are_refused_in_one_line(changes, said):
+    with pytest.raises(ConfigError) as error:
+        paths_options(**changes)
+    assert str(error.value).startswith(said) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [("paths", {"subset_sizes": []}), ("paths", {"schemes": []}), ("residual", {"variants": []})],
+    ids=str,
+)
+def test_lists_that_leave_nothing_to_do_are_refused_in_one_line_or_done(make_subject, name, changes):
+    """subset_sizes=[] asks for the exact sums alone. A traceback from inside is no answer."""
+    analysis = ANALYSES[name]
+    shipped = OmegaConf.to_container(OmegaConf.load(conf_dir() / "analysis" / f"{name}.yaml"))
+    try:
+        options = typed(analysis.options, {**shipped, **changes}, f"analysis.{name}")
+    except ConfigError as error:
+        assert "\n" not in str(error)
+        return
+    table = with_who(analysis.table(make_subject(), options), **make_subject().who)
+    assert len(table) and analysis.digest(table)
+
+
+@pytest.mark.parametrize("name", ["paths", "residual"])
+def test_shipped_options_are_the_fields_of_the_dataclass(name):
+    shipped = OmegaConf.to_container(OmegaConf.load(conf_dir() / "analysis" / f"{name}.yaml"))
+    options = typed(ANALYSES[name].options, shipped, f"analysis.{name}")
+    assert dataclasses.asdict(options) == shipped
+
+
+def test_the_digest_of_paths_tells_means_and_baselines(make_subject):
+    parts = [
+        with_who(paths.table(subject, paths_options()), **subject.who) for subject in (make_subject(3), make_subject(4))
+    ]
+    table = pd.concat(parts, ignore_index=True)
+    lines = paths.digest(table).splitlines()
+    assert "2 seeds" in lines[0]
+    frozen = pick(table, scheme="frozen", selection="all", path_length=1).accuracy.mean()
+    words = next(line for line in lines if line.startswith("frozen")).split()
+    assert words[1] == "all" and float(words[3]) == pytest.approx(frozen, abs=5e-4)
+    recomputed = pick(table, scheme="recomputed", selection="sampled", subset_size=5, path_length=3).accuracy.mean()
+    words = [line.split() for line in lines if "5 sampled" in line][-1]
+    assert float(words[-1]) == pytest.approx(recomputed, abs=5e-4)
+    whole = [float(word.strip(",")) for word in lines[-2].split() if word.strip(",").replace(".", "").isdigit()]
+    columns = ["whole_accuracy", "majority_accuracy", "position_majority_accuracy"]
+    assert whole == pytest.approx(table[columns].mean().tolist(), abs=5e-4)
+    assert f"{table.remainder.max():.1e}" in lines[-1]
+    of_regression = table.assign(accuracy=float("nan"), whole_accuracy=float("nan"))
+    lines = paths.digest(of_regression).splitlines()
+    frozen = pick(table, scheme="frozen", selection="all", path_length=1).loss.mean()
+    words = next(line for line in lines if line.startswith("frozen")).split()
+    assert lines[0].startswith("loss by path length") and float(words[3]) == pytest.approx(frozen, abs=5e-4)
+    assert "commonest class" not in lines[-2] and f"{table.whole_loss.mean():.3f}" in lines[-2]
+
+
+# --- residual ---------------------------------------------------------------------------------------------------------
+
+
+def test_residual_has_a_row_for_each_place(make_subject):
+    subject = make_subject()
+    table = with_who(residual.table(subject, residual_options("full", "no_mlp")), **subject.who)
+    wanted = "run task model seed weights variant view layer sublayer head"
+    assert list(table)[:10] == wanted.split()
+    expected = [
+        (weights, variant, *position)
+        for weights in ("trained", "initialised")
+        for variant in ("full", "no_mlp")
+        for position in [
+            (0, "input", 0),
+            *(
+                row
+                for layer in (1, 2, 3)
+                for row in [
+                    (layer, "weights", 1),
+                    (layer, "weights", 2),
+                    (layer, "attention", 0),
+                    *([(layer, "mlp", 0)] if variant == "full" else []),
+                ]
+            ),
+        ]
+    ]
+    got = table[["weights", "variant", "layer", "sublayer", "head"]].fillna({"head": 0})
+    assert list(got.itertuples(index=False, name=None)) == expected
+    assert (table["dtype"] == "float64").all()
+
+
+def forward_by_hand(model, inputs):
+    """(layer, sublayer, head) -> state or weights, of a post-norm network with skips and MLPs, without a trace."""
+    cfg, states = model.cfg, {}
+    x = states[0, "input", 0] = model.read_in.weight[inputs] + model.position.weight[: inputs.shape[1]]
+    for layer, block in enumerate(model.blocks, 1):
+        attention, y = block.attention, block.attention.out.bias
+        width = attention.head_width
+        for head in range(cfg.heads):
+            rows = [
+                slice((part * cfg.heads + head) * width, (part * cfg.heads + head + 1) * width) for part in range(3)
+            ]
+            q, k, v = (x @ attention.qkv.weight[at].T + attention.qkv.bias[at] for at in rows)
+            scores = q @ k.mT / math.sqrt(width)
+            if cfg.mask == "causal":
+                scores = scores + torch.full((4, 4), -math.inf).double().triu(1)
+            p = scores.softmax(-1)
+            states[layer, "weights", head + 1] = p
+            y = y + p @ v @ attention.out.weight[:, head * width : (head + 1) * width].T
+        x = F.layer_norm(x + y, (cfg.width,), block.attention_norm.weight, block.attention_norm.shift)
+        states[layer, "attention", 0] = x
+        mlp = block.mlp
+        y = F.gelu(x @ mlp.up.weight.T + mlp.up.bias) @ mlp.down.weight.T + mlp.down.bias
+        x = F.layer_norm(x + y, (cfg.width,), block.mlp_norm.weight, block.mlp_norm.shift)
+        states[layer, "mlp", 0] = x
+    return states
+
+
+@pytest.mark.parametrize("mask", ["none", "causal"])
+def test_metrics_are_those_of_a_forward_pass_by_hand(make_subject, mask):
+    subject = make_subject(mask=mask)
+    table = residual.table(subject, residual_options("full", sequences=5)).fillna({"head": 0})
+    visible = torch.ones(4, 4).tril().bool() if mask == "causal" else None
+    compared = 0
+    for kind, model in subject.networks.items():
+        for (layer, sublayer, head), x in forward_by_hand(model, subject.test.inputs[:5]).items():
+            row = pick(table, weights=kind, layer=layer, sublayer=sublayer, head=head).iloc[0]
+            if sublayer == "weights":
+                metrics = {name: value[:, 0] for name, value in attention_metrics(x[:, None], visible).items()}
+            else:
+                metrics = state_metrics(x)
+            floor = metrics.pop("attention_own_rounding" if sublayer == "weights" else "own_rounding").mean().item()
+            prefix = "attention_" if sublayer == "weights" else ""
+            # the rounding of a few layers, with its margin, is some ten times that of the state alone
+            assert floor < row[f"{prefix}noise_floor"] < 1000 * floor and row[f"{prefix}below_floor"] == 0
+            for name, values in metrics.items():
+                values = values.double().numpy()
+                # singular values near the rounding of the largest are known to 1e-9 of it alone
+                assert row[name] == pytest.approx(values.mean(), rel=1e-8, abs=1e-9), name
+                assert row[f"{name}_sd"] == pytest.approx(values.std(ddof=1), rel=1e-6, abs=1e-9), name
+                compared += 1
+    assert compared > 2 * 13 * 5
+
+
+def test_one_sequence_has_no_spread(make_subject):
+    table = residual.table(make_subject(), residual_options("full", sequences=1))
+    states = table[table.sublayer != "weights"]
+    assert states.relative_residual.notna().all() and states.relative_residual_sd.isna().all()
+
+
+BUILT = {
+    "no_mlp": {"mlp": False, "mlp_skip": False},
+    "no_skip": {"skip": False, "mlp_skip": False},
+    "attention_only": {"skip": False, "mlp": False, "mlp_skip": False},
+    "attention_only_no_norm": {"skip": False, "mlp": False, "mlp_skip": False, "norm": "none"},
+}
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("variant", BUILT)
+def test_a_variant_is_a_model_built_without(make_subject, variant, norm):
+    subject = make_subject(kinds=["initialised"], norm=norm)
+    built = make_subject(seed=9, kinds=["initialised"], **{"norm": norm, **BUILT[variant]})
+    weights = subject.network.state_dict()
+    built.network.load_state_dict({name: weights[name] for name in built.network.state_dict()})
+    got = residual.table(subject, residual_options(variant))
+    wanted = residual.table(dataclasses.replace(built, test=subject.test), residual_options("full"))
+    pd.testing.assert_frame_equal(got.drop(columns="variant"), wanted.drop(columns="variant"))
+    full = residual.table(subject, residual_options("full"))
+    last = [table[table.sublayer != "weights"].relative_residual.iloc[-1] for table in (got, full)]
+    assert last[0] != pytest.approx(last[1], rel=1e-3)
+
+
+def test_a_fresh_subject_has_initialised_weights_alone(make_subject):
+    subject = make_subject(kinds=["initialised"])
+    assert subject.network is subject.networks["initialised"]
+    assert set(residual.table(subject, residual_options("full")).weights) == {"initialised"}
+    assert len(paths.table(subject, paths_options())) == 2 * (4 + 24)
+
+
+def test_attention_alone_loses_rank_within_six_layers(model_config, sorting_task):
+    """Dong et al. 2021, Theorem 2.2, with weights as torch initialises them."""
+    task = sorting_task(length=8)
+    cfg = model_config(layers=6, skip=False, mlp=False, mlp_skip=False, norm="none")
+    batch = task.sample(16, torch.Generator().manual_seed(0))
+    model = initial_model(cfg, task, 0).double().requires_grad_(False)
+    subject = Subject("fresh", 0, task, batch, batch, {"initialised": model})
+    table = residual.table(subject, residual_options("full", sequences=16))
+    states = table[table.sublayer.isin(["input", "attention"])]
+    assert states.relative_residual.iloc[0] > 0.5
+    assert states.relative_residual.iloc[-1] < 1e-6
+    assert states.residual.is_monotonic_decreasing
+    assert ((states.residual <= states.noise_floor) == (states.below_floor > 0.5)).iloc[[0, -1]].all()
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_skips_without_values_keep_the_residual(make_subject, bias):
+    """Dong et al. 2021, Claim 3.1: W_V = 0. Biases move all tokens alike: they change the norm, not the residual."""
+    subject = make_subject(kinds=["initialised"], **{**BARE, "bias": bias})
+    for block in subject.network.blocks:
+        block.attention.qkv.weight[-6:] = 0
+    table = residual.table(subject, residual_options("full", sequences=12))
+    states = table[table.sublayer != "weights"]
+    assert len(states) == 4
+    # three additions of a constant to numbers of order 1
+    assert states.residual.to_numpy() == pytest.approx(states.residual.iloc[0], rel=1e-14)
+    assert states.residual_sd.to_numpy() == pytest.approx(states.residual_sd.iloc[0], rel=1e-12)
+    moved = states.relative_residual.to_numpy() != pytest.approx(states.relative_residual.iloc[0], rel=1e-3)
+    assert moved == bias
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"variants": ["no_skips"]}, "analysis.residual.variants=no_skips: unknown, did you mean no_skip?"),
+        ({"sequences": 0}, "analysis.residual.sequences=0: out of range; allowed are values from 1"),
+        ({"sequences": None}, "analysis.residual.sequences=null: null is not allowed here"),
+    ],
+)
+def test_wrong_options_of_residual_are_refused_in_one_line(changes, said):
+    with pytest.raises(ConfigError) as error:
+        typed(
+            residual.Options,
+            {"variants": ["full"], "sequences": 5, "views": None, "sink_ratio": 10.0, **changes},
+            "analysis.residual",
+        )
+    assert str(error.value).startswith(said) and "\n" not in str(error.value)
+
+
+def test_the_digest_of_residual_shows_the_state_that_leaves_each_layer(make_subject):
+    parts = [
+        with_who(residual.table(make_subject(seed), residual_options("full", "no_mlp")), **make_subject(seed).who)
+        for seed in (3, 4)
+    ]
+    table = pd.concat(parts, ignore_index=True)
+    lines = residual.digest(table).splitlines()
+    assert "2 seeds" in lines[0]
+    words = next(line for line in lines if line.startswith("trained")).split()
+    assert words[1] == "full"
+
+    def geometric_mean(**where):
+        return f"{math.sqrt(pick(table, **where).relative_residual.prod()):.1e}"  # of two seeds
+
+    for layer, sublayer in ((0, "input"), (2, "mlp")):
+        mean = geometric_mean(weights="trained", variant="full", layer=layer, sublayer=sublayer)
+        assert words[2 + layer] == mean
+    mean = geometric_mean(weights="initialised", variant="no_mlp", layer=3, sublayer="attention")
+    assert lines[-1].split()[-1] == mean
+
+
+def test_a_sequence_without_a_metric_leaves_the_mean_of_the_others(make_subject):
+    """Equal tokens have no centred rank; the other sequences do, and their mean is the table's."""
+    subject = make_subject(kinds=["initialised"], positions="none")
+    subject.test.inputs[1] = 2
+    table = residual.table(subject, residual_options("full", sequences=5))
+    others = dataclasses.replace(subject, test=subject.test[[0, 2, 3, 4]])
+    wanted = residual.table(others, residual_options("full", sequences=4))
+    for name in ("effective_rank_centred", "mean_cosine_centred", "effective_rank_centred_sd"):
+        states = table.sublayer != "weights"
+        assert table[name][states].to_numpy() == pytest.approx(wanted[name][states].to_numpy(), rel=1e-9)
+    assert (table.num_undefined == (table.sublayer != "weights")).all() and (wanted.num_undefined == 0).all()
+    # what is defined for all is the mean over all
+    rows = table[table.sublayer == "input"].iloc[0]
+    x_BND = subject.network.embed(subject.test.inputs[:5])
+    assert rows.effective_rank == pytest.approx(state_metrics(x_BND)["effective_rank"].mean().item())

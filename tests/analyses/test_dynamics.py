@@ -1,0 +1,253 @@
+"""Rank, entropy and constants over training steps: what training writes, resumed or not, and its analysis."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.special
+import torch
+
+from rankbench.analyses import ANALYSES
+from rankbench.analysing.runner import check_analyses, options_of
+from rankbench.analysing.subjects import subjects_of_run
+from rankbench.commands.compose import compose
+from rankbench.config.keys import ConfigError
+from rankbench.measures.attention_matrices import ATTENTION_FLOORS, ATTENTION_METRICS, attention_metrics
+from rankbench.measures.by_layer import metrics_by_layer
+from rankbench.measures.lipschitz_of_networks import HEAD_METRICS, LIPSCHITZ_METRICS
+from rankbench.measures.states import STATE_FLOORS, STATE_METRICS
+from rankbench.model import initial_model
+from rankbench.runs.machine import Machine
+from rankbench.runs.run import Run
+from rankbench.runs.tables import read_table
+from rankbench.seeds import generator_for
+from rankbench.tasks import build_task
+from rankbench.training.loop import train
+from rankbench.training.seeds_side_by_side import Training
+
+TINY = ["model.layers=2", "model.width=8", "task.length=4", "task.train_size=20", "task.test_size=6", "replicas=2"]
+TINY += ["precision=fp64", "trainer.steps=7", "trainer.eval_every=7", "trainer.dynamics_every=3"]
+TINY += ["trainer.dynamics_sequences=4", "trainer.checkpoint_every=2", "analysis=[dynamics]"]
+
+
+def config(*words):
+    return compose("train", *TINY, *words)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    run = Run(tmp_path_factory.mktemp("dynamics") / "run")
+    train(config(), run)
+    return run
+
+
+def test_layers_are_looked_at_in_the_beginning_now_and_then_and_at_the_end(trained):
+    table = pd.read_csv(trained.folder / "layers.csv")
+    assert sorted(table.step.unique()) == [0, 3, 6, 7]
+    assert list(table.columns[:5]) == ["step", "seed", "layer", "sublayer", "head"]
+    wanted = {*STATE_METRICS, *ATTENTION_METRICS, *HEAD_METRICS, *LIPSCHITZ_METRICS, *STATE_FLOORS, *ATTENTION_FLOORS}
+    assert {*wanted, "num_undefined"} == set(table.columns[5:])
+    is_state = table.sublayer != "weights"
+    assert table.noise_floor.notna().equals(is_state) and table.attention_noise_floor.notna().equals(~is_state)
+    num_rows = 1 + 2 * (2 + 2)  # the embedding; of each layer two heads, attention and MLP
+    assert (table.groupby(["step", "seed"]).size() == num_rows).all()
+
+
+@pytest.mark.parametrize("step", [0, 7])
+def test_its_numbers_are_those_of_the_network_at_that_step(trained, step):
+    cfg, table = config(), pd.read_csv(trained.folder / "layers.csv")
+    task = build_task(cfg.task)
+    for index, subject in enumerate(subjects_of_run(trained, Machine.prepare(cfg))):
+        model = initial_model(cfg.model, task, index).double() if step == 0 else subject.network
+        written = table[(table.step == step) & (table.seed == index)].reset_index(drop=True)
+        generator = generator_for(index, "rounding", step)
+        for row, (where, values) in enumerate(metrics_by_layer(model, subject.test.inputs[:4], generator)):
+            assert written.layer[row] == where["layer"] and written.sublayer[row] == where["sublayer"]
+            for name, value_B in values.items():
+                if name in written:  # the same operations on the same float64 numbers
+                    wanted = value_B.double().mean().item()
+                    assert written[name][row] == pytest.approx(wanted, rel=1e-12, abs=1e-15, nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    "attention", [["dot"], ["l2"], ["l2", "model.tied_qk=true"], ["contractive_l2", "model.tied_qk=true"]]
+)
+def test_the_constants_are_those_of_the_weights(tmp_path, attention):
+    """Against whole matrices by numpy and the formula of Theorem 3.2 with loops over heads."""
+    kind, *tied = attention
+    words = [f"model.attention={kind}", *tied, *(["model.contraction=0.8"] if kind == "contractive_l2" else [])]
+    run = Run(tmp_path / "run")
+    train(config(*words, "analysis=[]"), run)
+    table = pd.read_csv(run.folder / "layers.csv")
+    last = table[table.step == 7].set_index(["seed", "layer", "sublayer"])
+    for subject in subjects_of_run(run, Machine.prepare(config(*words, "analysis=[]"))):
+        for number, block in enumerate(subject.network.blocks, 1):
+            w = [x.detach().double().numpy() for x in block.attention.maps_as_applied()[:4]]
+            rows = last.loc[subject.seed, number, "weights"]
+            scale = w[0].shape[-1] ** -0.5
+            for head, (w_q, w_k, w_v, w_o) in enumerate(zip(*w, strict=True)):
+                # -||q - k||^2 has the product of q and k twice; float64, some tens of operations
+                of_scores = (1 if kind == "dot" else 2) * scale
+                assert rows.qk_norm.iloc[head] == pytest.approx(of_scores * np.linalg.norm(w_q @ w_k.T, 2), rel=1e-12)
+                assert rows.vo_norm.iloc[head] == pytest.approx(np.linalg.norm(w_v @ w_o, 2), rel=1e-12)
+            bound = last.loc[(subject.seed, number, "attention")]
+            if kind == "contractive_l2":
+                assert bound.lipschitz_inf.item() == pytest.approx(0.8, rel=1e-12)
+            elif not tied:
+                assert np.isinf([bound.lipschitz_inf.item(), bound.lipschitz_2.item()]).all()
+            else:
+                tokens, maps = subject.test.inputs.shape[1], block.attention.maps()
+                w_q, w_v = (x.detach().double().numpy() for x in (maps.w_q_HDK, maps.w_v_HDK))
+                out = maps.w_o_HKD.detach().double().numpy()
+                phi = scipy.special.lambertw((tokens - 1) / np.e).real
+                inf = 4 * phi + scale
+                inf *= max(np.linalg.norm(q, np.inf) * np.linalg.norm(q.T, np.inf) for q in w_q)
+                inf *= max(np.linalg.norm(v.T, np.inf) for v in w_v)
+                inf *= np.linalg.norm(np.concatenate(out).T, np.inf)
+                assert bound.lipschitz_inf.item() == pytest.approx(inf, rel=1e-12)
+                two = np.sqrt(tokens) * (4 * phi + 1) * scale * np.linalg.norm(np.concatenate(out), 2)
+                two *= np.sqrt(
+                    sum(np.linalg.norm(q, 2) ** 4 * np.linalg.norm(v, 2) ** 2 for q, v in zip(w_q, w_v, strict=True))
+                )
+                assert bound.lipschitz_2.item() == pytest.approx(two, rel=1e-12)
+
+
+def test_a_stopped_run_writes_what_an_unstopped_one_writes(trained, tmp_path, monkeypatch):
+    update, run = Training.update, Run(tmp_path / "run")
+
+    def stops(self):
+        if self.progress.step == 5:
+            raise KeyboardInterrupt
+        update(self)
+
+    monkeypatch.setattr(Training, "update", stops)
+    with pytest.raises(KeyboardInterrupt):
+        train(config(), run)
+    monkeypatch.setattr(Training, "update", update)
+    train(config(), run)
+    pd.testing.assert_frame_equal(
+        pd.read_csv(run.folder / "layers.csv"), pd.read_csv(trained.folder / "layers.csv"), rtol=1e-9
+    )
+
+
+def test_without_it_nothing_is_written(tmp_path):
+    train(compose("train", *TINY[:-1], "trainer.dynamics_every=null"), Run(tmp_path / "run"))
+    assert not (tmp_path / "run" / "layers.csv").exists()
+
+
+def test_the_table_holds_the_metrics_that_were_asked_for(trained):
+    cfg = config("analysis.dynamics.metrics=[stable_rank,attention_entropy]")
+    options = options_of(cfg)["dynamics"]
+    (first, second) = subjects_of_run(trained, Machine.prepare(cfg))
+    table = ANALYSES["dynamics"].table(second, options)
+    chosen = ["step", "layer", "sublayer", "head", "stable_rank", "attention_entropy"]
+    assert list(table) == [*chosen, *STATE_FLOORS, *ATTENTION_FLOORS]
+    written = read_table(trained.folder / "layers.csv")
+    assert list(table.stable_rank.dropna()) == list(written[written.seed == 1].stable_rank.dropna())
+    both = pd.concat(
+        [ANALYSES["dynamics"].table(subject, options).assign(**subject.who) for subject in (first, second)]
+    )
+    digest = ANALYSES["dynamics"].digest(both)
+    assert "from step 0 to 7 (mean of 2 seeds)" in digest and "stable_rank" in digest
+    figure = ANALYSES["dynamics"].figure(both, None, None)
+    panels = [axes for axes in figure.axes if axes.get_xlabel()]
+    assert [axes.get_ylabel() for axes in panels] == ["stable rank", "attention entropy"]
+    assert [len(axes.get_lines()) for axes in panels] == [3, 2]  # the embedding has no P
+    (embedding, *_) = panels[0].get_lines()
+    means = written[written.layer == 0].groupby("step").stable_rank.mean()
+    assert list(embedding.get_xdata()) == [0, 3, 6, 7] and embedding.get_ydata() == pytest.approx(means.to_numpy())
+
+
+@pytest.mark.parametrize("facet", [None, "model.heads"])
+def test_of_many_layers_some_are_drawn(facet):
+    rows = [
+        {"seed": seed, "step": step, "layer": layer, "sublayer": "mlp", "head": None, "stable_rank": 1.0 + layer}
+        for seed in (0, 1)
+        for step in (0, 5)
+        for layer in range(1, 25)
+    ]
+    table = pd.DataFrame(rows)
+    if facet:
+        table = pd.concat([table.assign(**{facet: heads}) for heads in (1, 2)])
+    figure = ANALYSES["dynamics"].figure(table, None, facet)
+    for axes in figure.axes:
+        names = [line.get_label() for line in axes.get_lines()]
+        assert len(names) == 6 and names[0] == "layer 1" and names[-1] == "layer 24"
+    if facet:  # rows have one scale
+        assert figure.axes[0].get_shared_y_axes().joined(*figure.axes)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "text", "limits"),
+    [([np.inf, np.inf], ["none"], None), ([1.0, 1.0 + 1e-15], [], (0.5, 2.0)), ([1.0, 30.0], [], None)],
+)
+def test_a_bound_that_is_none_or_stays_is_drawn_so(bounds, text, limits):
+    rows = [
+        {"seed": seed, "step": step, "layer": 1, "sublayer": "attention", "head": None, "lipschitz_inf": value}
+        for seed in (0, 1)
+        for step, value in enumerate(bounds)
+    ]
+    (axes,) = ANALYSES["dynamics"].figure(pd.DataFrame(rows), None, None).axes
+    assert [label.get_text() for label in axes.texts] == text
+    assert axes.get_yscale() == ("linear" if text else "log")
+    if limits:
+        assert axes.get_ylim() == pytest.approx(limits)
+
+
+def test_metrics_of_a_residual_that_rounding_explains_are_marked():
+    """Layer 2 is below its floor from step 5 on: its residual is drawn at the floor, its rank where it is."""
+    rows = [
+        {"seed": seed, "step": step, "layer": layer, "sublayer": "mlp", "head": None}
+        | {"relative_residual": 1e-3 if clear else 1e-12, "relative_noise_floor": 1e-9, "below_floor": float(not clear)}
+        | {"effective_rank_centred": 3.0 + step, "stable_rank": 1.5}
+        for seed in (0, 1)
+        for step in (0, 5, 10)
+        for layer in (1, 2)
+        for clear in [layer == 1 or step == 0]
+    ]
+    panels = ANALYSES["dynamics"].figure(pd.DataFrame(rows), None, None).axes
+    assert [axes.get_ylabel() for axes in panels] == ["relative residual", "effective rank centred", "stable rank"]
+    lines_of_panel = [{line.get_label(): line for line in axes.get_lines()} for axes in panels]
+    marks = [[x for x in axes.get_lines() if x.get_marker() == "v" and len(x.get_xdata())] for axes in panels]
+    assert [len(triangles) for triangles in marks] == [1, 1, 0]
+    assert list(marks[0][0].get_xdata()) == [5, 10] and list(marks[0][0].get_ydata()) == [1e-9, 1e-9]
+    assert list(marks[1][0].get_ydata()) == [8, 13]
+    for lines in lines_of_panel[:2]:  # no line goes on through what is not measured
+        assert np.isnan(lines["layer 2"].get_ydata()).tolist() == [False, True, True]
+        assert np.isfinite(lines["layer 1"].get_ydata()).all()
+    assert np.isfinite(lines_of_panel[2]["layer 2"].get_ydata()).all()
+
+
+def test_what_cannot_be_is_refused_in_one_line(trained):
+    cfg = config("trainer.dynamics_every=null")
+    with pytest.raises(ConfigError, match=r"analysis=dynamics: needs trainer.dynamics_every, "):
+        check_analyses(cfg, cfg)
+    cfg = compose("analyze", "analysis=[dynamics]")
+    with pytest.raises(ConfigError, match=r"analysis=dynamics: needs a training of ours; .* fresh .*; give run="):
+        check_analyses(cfg, cfg)
+    for words, said in (("metrics=[]", "metrics=[]: name at least one"), ("metrics=[rank]", "metrics=rank: unknown")):
+        with pytest.raises(ConfigError) as error:
+            options_of(config(f"analysis.dynamics.{words}"))
+        assert f"analysis.dynamics.{said}" in str(error.value)
+    (subject, _) = subjects_of_run(trained, Machine.prepare(config()))
+    old = subject.__class__(**{**vars(subject), "history": subject.history.drop(columns="qk_norm")})
+    with pytest.raises(ConfigError, match=r"layers\.csv has no qk_norm; train it again, or name others"):
+        ANALYSES["dynamics"].table(old, options_of(config("analysis.dynamics.metrics=[qk_norm]"))["dynamics"])
+    fresh = subject.__class__(**{**vars(subject), "history": None})
+    with pytest.raises(ConfigError, match=r"has no layers\.csv; train it with trainer\.dynamics_every=<steps>"):
+        ANALYSES["dynamics"].table(fresh, options_of(config())["dynamics"])
+
+
+def test_an_eigenvalue_solver_that_gives_up_leaves_nan_for_that_matrix_alone(monkeypatch):
+    p_BHNM = torch.rand(2, 2, 3, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64).softmax(-1)
+    wanted, solve = attention_metrics(p_BHNM)["attention_gap_eigenvalue"], torch.linalg.eigvals
+
+    def gives_up(x):
+        if any(torch.equal(matrix, p_BHNM[1, 0]) for matrix in x.flatten(0, -3)):
+            raise torch.linalg.LinAlgError("no convergence")
+        return solve(x)
+
+    monkeypatch.setattr(torch.linalg, "eigvals", gives_up)
+    gap_BH = attention_metrics(p_BHNM)["attention_gap_eigenvalue"]
+    assert gap_BH[1, 0].isnan() and gap_BH.isnan().sum() == 1
+    rest = ~gap_BH.isnan()
+    torch.testing.assert_close(gap_BH[rest], wanted[rest])

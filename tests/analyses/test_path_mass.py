@@ -1,0 +1,308 @@
+"""rankbench.analyses.path_mass and pruning against every path run one by one, and against autograd.
+
+Shapes: B batch, N token, D width, L layer, H head, P path, C class.
+"""
+
+import itertools
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import torch.nn.functional as F
+from omegaconf import OmegaConf
+from rows import pick
+
+from rankbench.analyses import Subject, path_mass, pruning
+from rankbench.config.keys import ConfigError, typed
+from rankbench.config.schema import conf_dir
+from rankbench.measures.attention_matrices import attention_metrics
+from rankbench.measures.frozen_network import FrozenNetwork, sums_by_last_head, sums_by_length, sums_through_heads
+from rankbench.measures.paths import all_paths, sums_of_groups
+from rankbench.model.network import run
+from rankbench.plots.path_mass import draw_path_mass
+from rankbench.plots.pruning import draw_pruning
+from rankbench.runs.tables import with_who
+
+EXACT = {"rel": 1e-10, "abs": 1e-12}  # float64, a few hundred operations in another order
+LAYERS, HEADS = 3, 2
+PATHS = np.concatenate([all_paths(LAYERS, HEADS, length) for length in range(LAYERS + 1)])
+ANALYSES = {"path_mass": path_mass, "pruning": pruning}
+
+
+def options(name, **changes):
+    shipped = OmegaConf.to_container(OmegaConf.load(conf_dir() / "analysis" / f"{name}.yaml"))
+    return typed(ANALYSES[name].Options, {**shipped, **changes}, f"analysis.{name}")
+
+
+@pytest.fixture(scope="session")
+def make_subject(random_network):
+    """subject(seed=3, **keys of random_network): a network with random parameters; 9 train, 12 test."""
+
+    def make(seed=3, **changes):
+        model, batch = random_network(21, seed, **{"layers": LAYERS, "heads": HEADS, **changes})
+        task, models = SimpleNamespace(name="sorting", num_outputs=3), {"trained": model, "initialised": model}
+        return Subject("a run", seed, task, batch[:9], batch[9:], models)
+
+    return make
+
+
+STRUCTURES = [
+    {},
+    {"norm": "pre", "norm_kind": "rmsnorm", "mask": "causal"},
+    {"norm": "none", "skip_scale": 0.5, "mlp": False, "mlp_skip": False, "bias": False},
+    {"skip": False},
+    {"padded": True},
+]
+
+
+def each_path(model, inputs, mlp="gate"):
+    """Every path's output (P, B, N, D), absent tokens 0, and the bias term (B, N, D)."""
+    network = FrozenNetwork(model, inputs, mlp)
+    paths = PATHS if model.cfg.skip else all_paths(LAYERS, HEADS, LAYERS, False)
+    outputs = sums_of_groups(network, list(paths[:, None]))
+    if model.padded:
+        outputs = outputs * (inputs >= 0)[..., None]
+    return outputs, sums_by_length(model, inputs, mlp).bias_BND, paths
+
+
+def loss_and_accuracy(outputs, targets):
+    loss = F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), ignore_index=-1).item()
+    scored = targets >= 0
+    return loss, (outputs.argmax(-1) == targets)[scored].double().mean().item()
+
+
+# --- mass -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mlp", ["gate", "source"])
+@pytest.mark.parametrize("changes", STRUCTURES, ids=str)
+def test_sums_through_heads_by_enumeration(make_subject, changes, mlp):
+    subject = make_subject(**changes)
+    network = FrozenNetwork(subject.network, subject.test.inputs, mlp)
+    got = sums_through_heads(network)
+    outputs, _, paths = each_path(subject.network, subject.test.inputs, mlp)
+    present_BN1 = (subject.test.inputs >= 0)[..., None]
+    for layer, head in itertools.product(range(LAYERS), range(HEADS)):
+        wanted = outputs[paths[:, layer] == head + 1].sum(0)
+        torch.testing.assert_close(got[layer, head] * present_BN1, wanted, rtol=1e-10, atol=1e-11)
+    by_length = network.by_length().by_length_KBND
+    counted = (torch.arange(LAYERS + 1)[:, None, None, None] * by_length).sum(0)
+    torch.testing.assert_close(got.sum((0, 1)), counted, rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("mlp", ["gate", "source"])
+@pytest.mark.parametrize("changes", STRUCTURES, ids=str)
+def test_sums_by_last_head_by_enumeration(make_subject, changes, mlp):
+    subject = make_subject(**changes)
+    outputs, _, paths = each_path(subject.network, subject.test.inputs, mlp)
+    got = sums_by_last_head(FrozenNetwork(subject.network, subject.test.inputs, mlp))
+    present_BN1 = (subject.test.inputs >= 0)[..., None]
+    lasts = [(0, 0), *itertools.product(range(1, LAYERS + 1), range(1, HEADS + 1))]
+    last_of_path = [
+        max(((layer, head) for layer, head in enumerate(path, 1) if head), default=(0, 0)) for path in paths
+    ]
+    for sum_BND, last in zip(got, lasts, strict=True):
+        wanted = outputs[[of_path == last for of_path in last_of_path]].sum(0)
+        torch.testing.assert_close(sum_BND * present_BN1, wanted, rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("changes", STRUCTURES, ids=str)
+def test_every_number_of_path_mass_by_enumeration(make_subject, changes, monkeypatch):
+    subject = make_subject(**changes)
+    model, test = subject.network, subject.test
+    monkeypatch.setattr(path_mass, "NUMBERS_AT_A_TIME", 800)  # several chunks of sequences
+    table = path_mass.table(subject, options("path_mass"))
+    outputs, bias, paths = each_path(model, test.inputs)
+    present_BN1 = (test.inputs >= 0)[..., None]
+    state = outputs.sum(0) + bias * present_BN1
+    parts = {("length", k): paths_of for k in range(LAYERS + 1) if (paths_of := (paths > 0).sum(1) == k).any()}
+    parts |= {
+        ("head", layer, head): paths[:, layer - 1] == head
+        for layer, head in itertools.product(range(1, LAYERS + 1), range(1, HEADS + 1))
+    }
+    assert len(table) == len(parts) + 1 and table.remainder.max() < 1e-13
+    for (kind, *where_from), chosen in parts.items():
+        where = {"path_length": where_from[0]} if kind == "length" else {"layer": where_from[0], "head": where_from[1]}
+        (row,) = pick(table, part=kind, **where).to_dict("records")
+        assert row["num_paths"] == chosen.sum()
+        part = outputs[chosen].sum(0)
+        ratio = part.flatten(1).norm(dim=1) / state.flatten(1).norm(dim=1)
+        assert row["mass"] == pytest.approx(ratio.mean().item(), **EXACT)
+        # the loss of X_L + (size - 1) part, differentiated at size 1: no inner product of ours
+        size = torch.ones((), dtype=torch.float64, requires_grad=True)
+        grown = model.read_out(state + (size - 1) * part)
+        F.cross_entropy(grown.flatten(0, 1), test.targets.flatten(), ignore_index=-1).backward()
+        assert row["gradient_mass"] == pytest.approx(size.grad.item(), **EXACT)
+        without = loss_and_accuracy(model.read_out(state - part), test.targets)
+        assert (row["loss_without"], row["accuracy_without"]) == pytest.approx(without, **EXACT)
+    whole = loss_and_accuracy(model(test.inputs), test.targets)
+    assert (table.whole_loss.iloc[0], table.whole_accuracy.iloc[0]) == pytest.approx(whole, **EXACT)
+
+
+def test_lengths_and_bias_add_up_to_the_whole_gradient_mass(make_subject):
+    subject = make_subject()
+    table = path_mass.table(subject, options("path_mass"))
+    state = FrozenNetwork(subject.network, subject.test.inputs).state_BND.clone().requires_grad_()
+    F.cross_entropy(subject.network.read_out(state).flatten(0, 1), subject.test.targets.flatten()).backward()
+    parts = table[table.part != "head"].gradient_mass.sum()
+    assert parts == pytest.approx((state * state.grad).sum().item(), **EXACT)
+
+
+@pytest.mark.parametrize("changes", [{}, {"mask": "causal"}, {"padded": True}], ids=str)
+def test_ranks_of_heads_are_the_means_of_metrics(make_subject, changes, monkeypatch):
+    subject = make_subject(**changes)
+    monkeypatch.setattr(path_mass, "NUMBERS_AT_A_TIME", 800)
+    table = path_mass.table(subject, options("path_mass"))
+    weights = [
+        step.weights_BHNM for step in run(subject.network, subject.test.inputs) if step.sublayer.kind == "attention"
+    ]
+    for layer, p in enumerate(weights, 1):
+        wanted = attention_metrics(p, None, subject.network.lengths(subject.test.inputs))[
+            "attention_effective_rank"
+        ].mean(0)
+        rows = pick(table, part="head", layer=layer)
+        assert rows.attention_effective_rank.to_numpy() == pytest.approx(wanted.numpy(), **EXACT)
+
+
+# --- pruning --------------------------------------------------------------------------------------------------------
+
+
+def greedy_by_hand(outputs, bias, model, targets):
+    state, left, order = bias, list(range(len(outputs))), []
+    while left:
+        losses = [loss_and_accuracy(model.read_out(state + outputs[path]), targets)[0] for path in left]
+        order.append(left.pop(int(np.argmin(losses))))
+        state = state + outputs[order[-1]]
+    return order
+
+
+@pytest.mark.parametrize("mlp", ["gate", "source"])
+@pytest.mark.parametrize("changes", STRUCTURES, ids=str)
+def test_every_number_of_pruning_by_hand(make_subject, changes, mlp, monkeypatch):
+    subject = make_subject(**changes)
+    monkeypatch.setattr(pruning, "NUMBERS_AT_A_TIME", 1000)  # several chunks of sequences and of paths
+    table = pruning.table(subject, options("pruning", mlp=mlp, selection_sequences=5, counts=9))
+    model, chosen = subject.network, subject.train[:5]
+    outputs, bias, paths = each_path(model, chosen.inputs, mlp)
+    norms = outputs.flatten(1).norm(dim=1)
+    orders = {
+        "greedy": greedy_by_hand(outputs, bias, model, chosen.targets),
+        "norm": np.argsort(-norms.numpy(), kind="stable"),
+    }
+    outputs, bias, _ = each_path(model, subject.test.inputs, mlp)
+    for order, indices in orders.items():
+        rows = pick(table, order=order)
+        assert rows.kept.iloc[0] == 0 and rows.kept.iloc[-1] == len(paths)
+        for row in rows.to_dict("records"):
+            kept = indices[: row["kept"]]
+            wanted = loss_and_accuracy(model.read_out(outputs[kept].sum(0) + bias), subject.test.targets)
+            assert (row["loss"], row["accuracy"]) == pytest.approx(wanted, rel=1e-9, abs=1e-11)
+            assert row["kept_share"] == pytest.approx(row["kept"] / len(paths), rel=1e-12)
+            if row["kept"]:
+                assert row["path_length"] == pytest.approx((paths[kept] > 0).sum(1).mean(), rel=1e-12)
+
+
+def test_every_order_begins_at_the_bias_and_ends_at_the_whole_network(make_subject):
+    subject = make_subject()
+    table = pruning.table(subject, options("pruning"))
+    whole = loss_and_accuracy(subject.network(subject.test.inputs), subject.test.targets)
+    for _, rows in table.groupby(["order", "repeat"], dropna=False):
+        assert (rows.loss.iloc[-1], rows.accuracy.iloc[-1]) == pytest.approx(whole, **EXACT)
+    assert table[table.kept == 0].loss.nunique() == 1
+    random = pick(table, order="random", kept=8)
+    assert len(random) == 3 and random.loss.nunique() == 3  # three orders
+
+
+def test_greedy_for_regression_takes_the_best_of_the_squared_errors():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(6, 3, 2, 2, generator=generator, dtype=torch.float64)
+    bias = torch.randn(3, 2, 2, generator=generator, dtype=torch.float64)
+    targets = torch.randn(3, 2, 2, generator=generator, dtype=torch.float64)
+    state, left, wanted = bias, list(range(6)), []
+    while left:
+        best = min(left, key=lambda path: ((state + logits[path] - targets) ** 2).mean().item())
+        wanted.append(best)
+        left.remove(best)
+        state = state + logits[best]
+    assert pruning.greedy_order(logits.clone(), bias, targets, lambda sums: sums).tolist() == wanted
+
+
+# --- options, digests, figures, claims ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "said"),
+    [
+        (
+            "path_mass",
+            {"mlp": "gates"},
+            "analysis.path_mass.mlp=gates: unknown, did you mean gate?; allowed are gate, source",
+        ),
+        ("path_mass", {"sequences": 0}, "analysis.path_mass.sequences=0: out of range; allowed are values from 1"),
+        ("pruning", {"orders": []}, "analysis.pruning.orders=[]: name at least one of greedy, norm, random"),
+        ("pruning", {"orders": ["gredy"]}, "analysis.pruning.orders=gredy: unknown, did you mean greedy?"),
+        ("pruning", {"mlp": "none"}, "analysis.pruning.mlp=none: unknown; allowed are gate, source"),
+        ("pruning", {"counts": 0}, "analysis.pruning.counts=0: out of range; allowed are values from 1"),
+    ],
+)
+def test_wrong_options_are_refused_in_one_line(name, changes, said):
+    with pytest.raises(ConfigError) as error:
+        options(name, **changes)
+    assert str(error.value).startswith(said) and "\n" not in str(error.value)
+
+
+def test_too_many_paths_are_refused(make_subject):
+    with pytest.raises(ConfigError, match="max_paths=26: the network has 27 paths; raise it"):
+        pruning.table(make_subject(), options("pruning", max_paths=26))
+
+
+@pytest.fixture(scope="module")
+def tables(make_subject):
+    parts = [make_subject(seed) for seed in (3, 4, 5)]
+    return {
+        name: pd.concat(
+            [with_who(module.table(subject, options(name)), **subject.who) for subject in parts], ignore_index=True
+        )
+        for name, module in ANALYSES.items()
+    }
+
+
+def test_digests_show_means(tables):
+    lines = path_mass.digest(tables["path_mass"]).splitlines()
+    mean = pick(tables["path_mass"], part="length", path_length=1).mass.mean()
+    assert "3 seeds" in lines[0] and lines[4].split()[1] == f"{mean:.3g}"
+    lines = pruning.digest(tables["pruning"]).splitlines()
+    mean = pick(tables["pruning"], order="norm", kept=0).accuracy.mean()
+    assert float(next(line for line in lines if line.startswith("norm")).split()[1]) == pytest.approx(mean, abs=5e-4)
+
+
+def test_figures_show_the_tables_means(tables):
+    table = tables["path_mass"]
+    maps = [axes for axes in draw_path_mass(table).axes if axes.images]
+    image = maps[0].images[0].get_array()
+    assert image[2, 1] == pytest.approx(pick(table, part="head", layer=3, head=2).mass.mean(), **EXACT)
+    assert maps[0].images[0].get_clim()[0] == 0  # small differences of the mass look small
+    table = tables["pruning"]
+    both = pd.concat([table.assign(label="a"), table.assign(label="b")])
+    panels = draw_pruning(both, None, "label").axes
+    assert len(panels) == 4
+    assert all(float(text.get_text()) >= 0.1 for text in panels[1].get_yticklabels())  # and not 2.3 x 10^0
+    drawn = {line.get_label(): line for line in panels[0].get_lines()}
+    rows = pick(table, order="greedy").groupby("kept").accuracy.mean()
+    np.testing.assert_allclose(drawn["greedy"].get_ydata(), rows)
+
+
+def test_a_sequence_of_zeros_is_counted_and_leaves_the_mean_of_the_others(make_subject):
+    subject = make_subject(norm="none", mlp=False, mlp_skip=False, bias=False, positions="none")
+    subject.network.read_in.weight[2] = 0
+    subject.test.inputs[subject.test.inputs.eq(2).all(1)] = 3
+    subject.test.inputs[1] = 2
+    table = path_mass.table(subject, options("path_mass"))
+    others = Subject(
+        subject.run, subject.seed, subject.task, subject.train, subject.test[[0, *range(2, 12)]], subject.networks
+    )
+    wanted = path_mass.table(others, options("path_mass"))
+    assert (table.num_undefined == 1).all() and (wanted.num_undefined == 0).all()
+    assert table.mass.to_numpy() == pytest.approx(wanted.mass.to_numpy(), **EXACT)

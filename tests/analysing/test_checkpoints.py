@@ -1,0 +1,534 @@
+"""rankbench analyze model=pretrained: tables of public checkpoints against the library's own numbers. No download."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import torch.nn.functional as F
+from command_line import refused, succeeds
+from PIL import Image
+
+import rankbench
+from rankbench.analyses import pruning
+from rankbench.analysing.modules import foreign_subjects
+from rankbench.commands.compose import compose
+from rankbench.config.keys import ConfigError
+from rankbench.measures.attention_matrices import ATTENTION_METRICS
+from rankbench.measures.frozen_network import FrozenNetwork
+from rankbench.measures.paths import all_paths, sums_of_groups
+from rankbench.runs.machine import Machine
+
+transformers = pytest.importorskip("transformers", reason="needs the extra: pip install 'rankbench[pretrained]'")
+
+pytestmark = pytest.mark.usefixtures("rounded_once")
+
+WORDS = ["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", "a", "cat", "dog", "sat", "on", "the", "mat", "and", "ran", "."]
+TEXTS = ["the cat sat on the mat .", "a dog ran and ran and ran .", "the mat ran"]
+SIZES = {"vocab_size": len(WORDS), "pad_token_id": 0}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def offline():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        yield
+
+
+def tokenizer():
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    words = Tokenizer(models.WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+    )
+    names = {
+        "unk_token": "[UNK]",
+        "pad_token": "[PAD]",
+        "cls_token": "[CLS]",
+        "sep_token": "[SEP]",
+        "mask_token": "[MASK]",
+    }
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=words, **names)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Folders of tiny checkpoints with random weights, by name, and a file of texts."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    (folder / "texts.txt").write_text("\n".join(TEXTS))
+    bert = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 24}
+    models = {
+        "bert": transformers.BertForMaskedLM(transformers.BertConfig(**bert, max_position_embeddings=16, **SIZES)),
+        "gpt2": transformers.GPT2LMHeadModel(
+            transformers.GPT2Config(n_embd=16, n_layer=3, n_head=2, n_positions=16, vocab_size=len(WORDS))
+        ),
+        "gpt_neox": transformers.GPTNeoXForCausalLM(
+            transformers.GPTNeoXConfig(**bert, max_position_embeddings=16, **SIZES)
+        ),
+        "xlnet": transformers.XLNetLMHeadModel(
+            transformers.XLNetConfig(d_model=16, n_layer=2, n_head=2, d_inner=24, **SIZES)
+        ),
+    }
+    for index, (name, model) in enumerate(models.items()):
+        generator = torch.Generator().manual_seed(index)
+        for parameter in model.parameters():
+            parameter.data.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
+        model.save_pretrained(folder / name)
+        tokenizer().save_pretrained(folder / name)
+    return folder
+
+
+def analyze(folder, name, *analyses, words=(), **options):
+    given = ["model=pretrained", f"model.path={folder / name}", f"inputs={folder / 'texts.txt'}", *words]
+    return rankbench.analyze(given, *analyses, **options)
+
+
+def library(folder, name, auto):
+    model = auto.from_pretrained(folder / name, dtype=torch.float64, attn_implementation="eager").eval()
+    batch = tokenizer()(TEXTS, padding=True, return_tensors="pt")
+    return model, {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
+
+
+def test_losses_are_the_librarys(folder):
+    table = analyze(folder, "gpt2", "spectrum")["spectrum"]
+    model, batch = library(folder, "gpt2", transformers.AutoModelForCausalLM)
+    expected = []
+    for ids, present in zip(batch["input_ids"], batch["attention_mask"], strict=True):
+        text = ids[: present.sum()][None]
+        expected.append(model(text, labels=text).loss.item())
+    table = table[(table.of == "output") & (table.part == "length")]
+    trained = table[table.weights == "trained"]
+    assert trained.whole_loss.to_numpy() == pytest.approx(np.mean(expected), rel=1e-6)
+    assert trained.loss_upto.iloc[-1] == pytest.approx(np.mean(expected), rel=1e-6)
+    assert trained.num_paths.tolist() == [1, 6, 12, 8] and table.remainder.max() < 1e-12
+    fresh = table[table.weights == "initialised"]
+    # the library draws weights of size .02, so that nothing is known of the next token
+    assert fresh.whole_loss.iloc[0] == pytest.approx(np.log(len(WORDS)), rel=0.02)
+
+
+@pytest.fixture(scope="module", params=[("null", [1, 2]), ("[]", []), ("[6]", [6])], ids=str)
+def of_bert(request, folder):
+    """Tables of one checkpoint, and the ids of the special tokens that they leave out."""
+    special, left_out = request.param
+    return analyze(folder, "bert", "attention", "residual", "path_mass", words=[f"special_tokens={special}"]), left_out
+
+
+def test_residuals_of_every_layer_are_those_of_the_librarys_states(folder, of_bert):
+    tables, left_out = of_bert
+    table = tables["residual"]
+    assert set(table.variant) == {"full", "no_mlp", "no_skip", "attention_only"}
+    assert set(table.weights) == {"trained", "initialised"}
+    model, batch = library(folder, "bert", transformers.AutoModelForMaskedLM)
+    states = model(**batch, output_hidden_states=True).hidden_states
+    full = table[(table.variant == "full") & (table.weights == "trained") & (table.view == "all")]
+    for layer, state_BND in enumerate(states):
+        expected = []
+        for state_ND, ids_N in zip(state_BND.detach().numpy(), batch["input_ids"].numpy(), strict=True):
+            x_ND = state_ND[~np.isin(ids_N, [0, *left_out])]
+            expected.append(composite(x_ND - x_ND.mean(0)) / composite(x_ND))
+        rows = full[(full.layer == layer) & full.sublayer.isin(["input", "mlp"])]
+        assert rows.relative_residual.item() == pytest.approx(np.mean(expected), rel=1e-5)
+
+
+def composite(x_ND):
+    return np.sqrt(np.linalg.norm(x_ND, 1) * np.linalg.norm(x_ND, np.inf))
+
+
+@pytest.mark.parametrize(("special", "left_out"), [("null", [1, 2]), ("[]", [])])
+def test_collapse_and_bounds_measure_the_residual_of_the_tokens_that_count(folder, special, left_out):
+    """Of the library's states; the bounds are of all tokens, so they begin at the residual of all."""
+    words = [f"special_tokens={special}", "analysis.collapse.variants=[full]", "analysis.bounds.variants=[full]"]
+    tables = analyze(folder, "bert", "collapse", "bounds", words=words)
+    model, batch = library(folder, "bert", transformers.AutoModelForMaskedLM)
+    states = model(**batch, output_hidden_states=True).hidden_states
+    for name, columns in {"collapse": ["log10_residual", "log10_measured"], "bounds": ["log10_measured"]}.items():
+        table = tables[name][tables[name].weights == "trained"]
+        assert set(table.special_tokens) == {"out" if left_out else "in"}
+        for layer, state_BND in enumerate(states):
+            residuals, relative, of_all = [], [], []
+            for state_ND, ids_N in zip(state_BND.detach().numpy(), batch["input_ids"].numpy(), strict=True):
+                x_ND, all_ND = (state_ND[~np.isin(ids_N, ids)] for ids in ([0, *left_out], [0]))
+                residuals.append(np.log10(composite(x_ND - x_ND.mean(0))))
+                relative.append(residuals[-1] - np.log10(composite(x_ND)))
+                of_all.append(np.log10(composite(all_ND - all_ND.mean(0))))
+            rows = table[table.layer == layer]
+            assert rows[columns].to_numpy() == pytest.approx(np.mean(residuals), rel=1e-5)
+            if name == "collapse":
+                assert rows.log10_relative_residual.item() == pytest.approx(np.mean(relative), rel=1e-5)
+            elif layer == 0:
+                assert rows[rows.bound == "recursion"].log10_bound.item() == pytest.approx(np.mean(of_all), rel=1e-5)
+
+
+def test_attention_is_the_librarys_of_the_queries_that_count(folder, of_bert):
+    tables, left_out = of_bert
+    heads = tables["attention"]
+    assert set(heads.special_tokens) == {"out" if left_out else "in"} and len(heads) == 2 * 3 * 2
+    states, parts = tables["residual"], tables["path_mass"]
+    of_weights = states[(states.variant == "full") & (states.sublayer == "weights") & (states["view"] == "all")]
+    model, batch = library(folder, "bert", transformers.AutoModelForMaskedLM)
+    weights = model(**batch, output_attentions=True).attentions
+    for layer, p_BHNM in enumerate(weights, start=1):
+        expected = {"first_weight": [], "own_weight": []} | {name: [] for name in ATTENTION_METRICS}
+        for p_HNM, ids_N in zip(p_BHNM.detach().numpy(), batch["input_ids"].numpy(), strict=True):
+            (present,) = np.nonzero(ids_N)
+            counted = present[~np.isin(ids_N[present], left_out)]
+            rows_HNM = p_HNM[:, counted][..., present]
+            expected["first_weight"].append(rows_HNM[..., 0].mean(-1))
+            expected["own_weight"].append(p_HNM[:, counted, counted].mean(-1))
+            entropies = -(rows_HNM * np.log(rows_HNM)).sum(-1) / np.log(len(present))
+            expected["attention_entropy"].append(entropies.mean(-1))
+            second = [sorted(abs(np.linalg.eigvals(p[present][:, present])))[-2] for p in p_HNM]
+            expected["attention_gap_eigenvalue"].append(1 - np.array(second))
+            singular_HS = np.linalg.svd(rows_HNM, compute_uv=False)
+            expected["attention_stable_rank"].append((singular_HS**2).sum(-1) / singular_HS[:, 0] ** 2)
+            shares_HS = singular_HS / singular_HS.sum(-1, keepdims=True)
+            expected["attention_effective_rank"].append(np.exp(-(shares_HS * np.log(shares_HS)).sum(-1)))
+            expected["attention_gap_singular"].append(singular_HS[:, 0] - singular_HS[:, 1])
+            relative = [composite(p_NM - p_NM.mean(0)) / composite(p_NM) for p_NM in rows_HNM]
+            expected["attention_relative_residual"].append(relative)
+        of_trained = (table[table.weights == "trained"] for table in (heads, of_weights))
+        for table in (*of_trained, parts):
+            rows = table[table.layer == layer]
+            assert len(rows) == 2
+            for name in expected.keys() & set(table):
+                wanted = pytest.approx(np.mean(expected[name], axis=0), rel=1e-5)
+                assert rows[name].to_numpy() == wanted, name
+
+
+def test_a_module_of_ones_own_reads_texts_with_a_tokenizer(folder, tmp_path):
+    """A module that holds the checkpoint gives the checkpoint's numbers; the texts differ in length."""
+    (tmp_path / "mine.py").write_text(
+        "import torch, transformers\n"
+        "class Held(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        f"        self.model = transformers.GPT2LMHeadModel.from_pretrained({str(folder / 'gpt2')!r})\n"
+        "    def forward(self, ids, attention_mask):\n"
+        "        return self.model(input_ids=ids, attention_mask=attention_mask)\n"
+        "def build():\n"
+        "    return Held()\n"
+    )
+    words = [f"model={tmp_path / 'mine.py'}:build", f"inputs={folder / 'texts.txt'}"]
+    table = rankbench.analyze([*words, f"tokenizer={folder / 'gpt2'}"], "spectrum")["spectrum"]
+    wanted = analyze(folder, "gpt2", "spectrum", words=["special_tokens=[]"])["spectrum"]
+    wanted = wanted[wanted.weights == "trained"]
+    for name in ("path_length", "num_paths", "mass", "share"):
+        assert table[name].to_numpy() == pytest.approx(wanted[name].to_numpy(), rel=1e-9, nan_ok=True)
+    for wrong, said in (
+        ([f"tokenizer={folder / 'none'}"], f"tokenizer={folder / 'none'}: "),
+        ([f"tokenizer={folder / 'gpt2'}", "inputs=x.npy"], "reads texts, inputs=x.npy has none"),
+        ([], "a text needs a tokenizer; give tokenizer=<hub id or folder>"),
+    ):
+        assert said in refused("analyze", *words, *wrong, at=tmp_path)
+
+
+def test_a_masked_model_is_scored_on_what_was_hidden(folder):
+    table = analyze(folder, "bert", "spectrum", words=["masked=0.5", "seed=3"])["spectrum"]
+    again = analyze(folder, "bert", "spectrum", words=["masked=0.5", "seed=3"])["spectrum"]
+    pd.testing.assert_frame_equal(table, again)
+    assert table.whole_loss.notna().all()
+    assert analyze(folder, "bert", "spectrum")["spectrum"].whole_loss.isna().all()
+
+
+def test_seeds_draw_fresh_weights_beside_one_trained_network(folder):
+    table = analyze(folder, "gpt2", "spectrum", words=["replicas=2"])["spectrum"]
+    assert table.groupby("weights").seed.unique().map(list).to_dict() == {"trained": [0], "initialised": [0, 1]}
+    fresh = table[table.weights == "initialised"].pivot_table("mass", "seed", "path_length")
+    assert (fresh.loc[0] != fresh.loc[1]).all()
+
+
+def test_a_family_without_an_adapter_is_measured_as_a_module(folder):
+    tables = analyze(folder, "gpt_neox", "spectrum", "residual", "path_mass")
+    model, batch = library(folder, "gpt_neox", transformers.AutoModelForCausalLM)
+    state_BND = model(**batch, output_hidden_states=True).hidden_states[1].detach()
+    cosines, losses = [], []
+    for row, count in enumerate(batch["attention_mask"].sum(1)):
+        unit_ND = F.normalize(state_BND[row, 1 : count - 1], dim=-1)  # without the text's begin and end
+        cosines.append((unit_ND @ unit_ND.T).fill_diagonal_(0).sum().item() / ((count - 2) * (count - 3)).item())
+        text = batch["input_ids"][row : row + 1, :count]
+        losses.append(model(text, labels=text).loss.item())
+    residual = tables["residual"][tables["residual"].view == "all"]
+    first = residual[(residual.layer == 1) & (residual.weights == "trained")]
+    assert (first.variant.item(), first.submodule.item()) == ("full", "gpt_neox.layers.0")
+    assert first.mean_cosine.item() == pytest.approx(np.mean(cosines), rel=1e-6)
+    assert tables["spectrum"].whole_loss.iloc[0] == pytest.approx(np.mean(losses), rel=1e-6)
+    assert len(tables["path_mass"]) == 2 * (4 + 6)
+
+
+def test_sizes_of_sums_leave_special_tokens_out(folder):
+    """Of the output's squared norm the tokens that count and those that do not add up to all."""
+    names = ("spectrum", "paths", "path_mass")
+    tables = [analyze(folder, "gpt2", *names, words=[f"special_tokens={ids}"]) for ids in ("[]", "null", "[0]")]
+    for all_count, without_ends, none_there in ([table[name] for table in tables] for name in names):
+        pd.testing.assert_frame_equal(all_count, none_there)  # token 0 is in no text
+        size, loss = (name for name in ("mass", "norm_share", "whole_loss") if name in all_count)
+        assert (all_count[size] != without_ends[size]).any()
+        pd.testing.assert_series_equal(all_count[loss], without_ends[loss])
+
+
+def test_heads_and_counts_are_those_of_the_weights(folder):
+    few = ["tokens=4", "sequences=2", "ranges=[[0,1]]"]
+    words = [f"analysis.histograms.{word}" for word in few] + ["analysis.invertibility.tokens=[4]"]
+    words += [f"analysis.invertibility.{word}" for word in [*few[1:], "iterations=2", "coefficients=[0.5]"]]
+    tables = analyze(folder, "bert", "head_rank", "path_counts", "histograms", "invertibility", words=words)
+    model, _ = library(folder, "bert", transformers.AutoModelForMaskedLM)
+    weights = model.bert.encoder.layer[1].attention.self
+    q_HDK, k_HDK = (linear.weight.T.unflatten(1, (2, 8)).transpose(0, 1) for linear in (weights.query, weights.key))
+    expected = torch.linalg.matrix_norm(q_HDK @ k_HDK.mT / 8**0.5, 2)
+    heads = tables["head_rank"]
+    rows = heads[(heads.weights == "trained") & (heads.layer == 2) & (heads.matrix == "qk")]
+    assert rows.spectral_norm.to_numpy() == pytest.approx(expected.detach().numpy(), rel=1e-6)
+    counts = tables["path_counts"]
+    assert (10**counts.log10_count).to_numpy() == pytest.approx([1, 6, 12, 8])
+    assert set(tables["histograms"].layer) == set(tables["invertibility"].layer) == {1, 2, 3}
+
+
+def last_heads(paths_PL):
+    """Of each path its last layer with a head and that head, (0, 0) for the path without heads."""
+    return [max(((layer, head) for layer, head in enumerate(path, 1) if head), default=(0, 0)) for path in paths_PL]
+
+
+@pytest.mark.parametrize("parts", ["path", "last_head", "length"])
+@pytest.mark.parametrize("name, masked", [("gpt2", 0), ("bert", 0.5)])
+def test_pruning_by_the_librarys_head_and_every_path(folder, tmp_path, name, masked, parts, monkeypatch):
+    """The halves of the texts, the parts, their orders and the losses of what is kept, by enumeration."""
+    monkeypatch.setattr(pruning, "NUMBERS_AT_A_TIME", 1500)  # several chunks of texts
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS * 2))
+    words = [f"masked={masked}", f"inputs={tmp_path / 'texts.txt'}"]
+    given = ["model=pretrained", f"model.path={folder / name}", *words]
+    table = rankbench.analyze(given, "pruning", parts=parts, orders=["greedy", "norm"])["pruning"]
+
+    cfg = compose("analyze", *given, "analysis=[pruning]")
+    (subject,) = foreign_subjects(cfg, Machine.prepare(cfg))
+    chosen, test = subject.test[:3], subject.test[3:]
+    network = subject.networks["trained"]
+    library, head = subject.modules["trained"], getattr(subject.modules["trained"], "cls", None)
+    paths_PL = np.concatenate([all_paths(3, 2, length) for length in range(4)])
+    labels = {"path": list(map(tuple, paths_PL)), "last_head": last_heads(paths_PL), "length": (paths_PL > 0).sum(1)}[
+        parts
+    ]
+    of_part = [
+        [label == part for label in labels]
+        for part in sorted(set(labels), key=labels.index if parts == "path" else None)
+    ]
+
+    def states(batch):
+        frozen = FrozenNetwork(network, batch.inputs)
+        outputs_PBND = sums_of_groups(frozen, list(paths_PL[:, None]))
+        return torch.stack([outputs_PBND[chosen_P].sum(0) for chosen_P in of_part]), frozen.by_length().bias_BND
+
+    def loss(state_BND, batch):
+        logits_BNC = library.lm_head(state_BND) if head is None else head(state_BND)
+        return F.cross_entropy(logits_BNC.flatten(0, 1), batch.targets.flatten(), ignore_index=-1).item()
+
+    sums_PBND, bias_BND = states(chosen)
+    left, greedy, state_BND = list(range(len(of_part))), [], bias_BND
+    while left:
+        greedy.append(min(left, key=lambda part: loss(state_BND + sums_PBND[part], chosen)))
+        left.remove(greedy[-1])
+        state_BND = state_BND + sums_PBND[greedy[-1]]
+    counted_BN1 = network.counted(chosen.inputs)[..., None]
+    norm = (sums_PBND * counted_BN1).flatten(1).norm(dim=1).argsort(descending=True).tolist()
+    sums_PBND, bias_BND = states(test)
+    for order, indices in {"greedy": greedy, "norm": norm}.items():
+        rows = table[table.order == order]
+        assert rows.kept.iloc[-1] == len(of_part)
+        for row in rows.itertuples():
+            kept = indices[: row.kept]
+            assert row.loss == pytest.approx(loss(bias_BND + sums_PBND[kept].sum(0), test), rel=1e-9)
+            lengths = [(paths_PL[of_part[part]] > 0).sum(1).mean() for part in kept]
+            assert not kept or row.path_length == pytest.approx(np.mean(lengths), rel=1e-12)
+        assert rows.loss.iloc[-1] == pytest.approx(rows.whole_loss.iloc[-1], rel=1e-9)
+
+
+def test_what_measures_one_network_takes_the_trained_one_alone(folder):
+    words = ["replicas=2", "analysis.paths.subset_sizes=[]", "analysis.pruning.orders=[norm]"]
+    tables = analyze(folder, "gpt2", "path_mass", "paths", "pruning", words=words)
+    assert all(set(table.seed) == {0} and table.whole_loss.nunique() == 1 for table in tables.values())
+
+
+@pytest.mark.parametrize(("special", "left_out"), [("null", [1, 2]), ("[]", [])])
+def test_jacobians_and_bounds_at_texts_are_the_librarys(folder, special, left_out):
+    words = ["analysis.lipschitz.sequences=1", "analysis.bounds.sequences=1", "analysis.bounds.variants=[full]"]
+    tables = analyze(folder, "bert", "lipschitz", "bounds", words=[*words, f"special_tokens={special}"])
+    model, batch = library(folder, "bert", transformers.AutoModelForMaskedLM)
+    ids = batch["input_ids"][:1, : batch["attention_mask"][0].sum()]
+    state_1ND, encoder = model.bert.embeddings(ids).detach(), model.bert.encoder
+    kept = torch.isin(ids[0], torch.tensor(left_out), invert=True)
+    rows = tables["lipschitz"]
+    rows = rows[rows.weights == "trained"]
+    for part, layer, of_part in (
+        ("network", 0, lambda x: encoder(x).last_hidden_state),
+        ("block", 1, lambda x: encoder.layer[0](x)[0].view(x.shape)),
+    ):
+        j_NDND = torch.autograd.functional.jacobian(of_part, state_1ND)[0, :, :, 0]
+        matrix = j_NDND[kept][:, :, kept].flatten(2).flatten(0, 1).numpy()
+        of_part = rows[(rows.part == part) & (rows.layer == layer)]
+        for p in (2, np.inf):
+            value = of_part[(of_part.p == p) & (of_part.quantity == "jacobian")].value
+            assert value.item() == pytest.approx(np.linalg.norm(matrix, p), rel=1e-6)
+        if part == "network":
+            certified = of_part[of_part.quantity == "certificate"].value.item()
+            assert np.linalg.norm(j_NDND.flatten(2).flatten(0, 1), 2) < certified < np.inf
+    bounds = tables["bounds"]
+    assert (bounds[bounds.compared > 0].holds == 1).all() and (bounds.compared > 0).any()
+
+
+def test_dependence_of_paths_needs_no_weights_of_ours(folder, tmp_path):
+    ids = torch.randint(5, len(WORDS), (40, 6), generator=torch.Generator().manual_seed(0))
+    np.save(tmp_path / "ids.npy", ids.numpy())
+    words = ["model=pretrained", f"model.path={folder / 'gpt2'}", f"inputs={tmp_path / 'ids.npy'}"]
+    words += ["analysis.independence.tokens=1", "analysis.independence.schemes=[frozen]"]
+    table = rankbench.analyze(words, "independence")["independence"]
+    assert set(table.of) == {"lengths", "paths", "network"}
+    whole = table[table.of == "network"]
+    assert whole.interaction.max() < 1e-12 and whole.whole_accuracy.notna().all()
+
+
+def test_kinds_of_texts_are_those_of_the_tokenizers_ids(folder):
+    choices = [
+        [],
+        ["special_tokens=[1]"],
+        ["uncounted=[class]"],
+        ["special_tokens=[1,2]"],
+        ["uncounted=[class,separators]"],
+    ]
+    plain, *residuals = (
+        analyze(folder, "bert", "residual", words=["special_tokens=[]", "analysis.residual.variants=[full]", *words])
+        for words in choices
+    )
+    columns = plain["residual"].select_dtypes("number").columns
+    a, b, c, d = (tables["residual"][columns] for tables in residuals)
+    pd.testing.assert_frame_equal(a, b)
+    pd.testing.assert_frame_equal(c, d)
+    assert not a.equals(c) and not a.equals(plain["residual"][columns])
+
+
+def test_class_tokens_and_registers_of_images_can_be_left_out(tmp_path):
+    """Of the library's states: the class token, then two registers, then the four patches."""
+    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "mlp_ratio": 2}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = transformers.Dinov2WithRegistersConfig(**sizes, image_size=8, patch_size=4, num_register_tokens=2)
+        model = transformers.Dinov2WithRegistersModel(config).eval()
+        pixels = torch.randn(3, 3, 8, 8)
+    model.save_pretrained(tmp_path / "dino")
+    np.save(tmp_path / "pixels.npy", pixels.numpy())
+    words = ["model=pretrained", f"model.path={tmp_path / 'dino'}", f"inputs={tmp_path / 'pixels.npy'}", "replicas=1"]
+    with torch.no_grad():
+        states = model.double()(pixels.double(), output_hidden_states=True).hidden_states
+    views = "analysis.residual.views=[all,without_registers]"
+    table = rankbench.analyze([*words, "uncounted=[class]", views], "residual")["residual"]
+    assert set(table.special_tokens) == {"in+class"}
+    for view, begin in (("all", 1), ("without_registers", 3)):
+        rows = table[(table["view"] == view) & (table.weights == "trained")].relative_residual.tolist()
+        for value, state_BND in zip(rows, states, strict=True):
+            expected = [composite(x_ND - x_ND.mean(0)) / composite(x_ND) for x_ND in state_BND[:, begin:].numpy()]
+            assert value == pytest.approx(np.mean(expected), rel=1e-5)
+
+
+def test_a_folder_of_images_is_read_by_the_checkpoints_processor(tmp_path):
+    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 12}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = transformers.ViTConfig(**sizes, image_size=8, patch_size=4)
+        model = transformers.ViTModel(config, add_pooling_layer=False)
+    model.save_pretrained(tmp_path / "vit")
+    reads = {"size": {"height": 8, "width": 8}, "image_mean": [0.4] * 3, "image_std": [0.2] * 3}
+    settings = {"image_processor_type": "ViTImageProcessor", "do_resize": True, "do_normalize": True, **reads}
+    (tmp_path / "vit" / "preprocessor_config.json").write_text(json.dumps(settings))
+    (tmp_path / "images").mkdir()
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 8, 8, 3), dtype=np.uint8)
+    for number, image in enumerate(pixels):
+        Image.fromarray(image).save(tmp_path / "images" / f"{number}.png")
+    np.save(tmp_path / "pixels.npy", ((pixels / 255 - 0.4) / 0.2).transpose(0, 3, 1, 2).astype(np.float32))
+    words = ["model=pretrained", f"model.path={tmp_path / 'vit'}"]
+    by_folder, by_file = (
+        rankbench.analyze([*words, f"inputs={tmp_path / name}"], "residual")["residual"].drop(columns="task")
+        for name in ("images", "pixels.npy")
+    )
+    # pixels are float32 in both, scaled in another order: what has collapsed without skips enlarges that
+    by_folder, by_file = (rows[rows.variant == "full"] for rows in (by_folder, by_file))
+    # absolute, too: standard deviations are of numbers of order 1, whose float32 pixels err by 6e-8 each
+    pd.testing.assert_frame_equal(by_folder, by_file, rtol=1e-5, atol=1e-6, check_exact=False)
+    (tmp_path / "images" / "3.jpg").write_bytes(b"no image")
+    with pytest.raises(ConfigError, match=r"3\.jpg: not readable as an image"):
+        rankbench.analyze([*words, f"inputs={tmp_path / 'images'}"], "residual")
+    (tmp_path / "none").mkdir()
+    with pytest.raises(ConfigError, match="has no image"):
+        rankbench.analyze([*words, f"inputs={tmp_path / 'none'}"], "residual")
+
+
+@pytest.mark.parametrize(
+    "name, words, analysis, message",
+    [
+        (
+            "gpt_neox",
+            [],
+            "collapse",
+            "needs the sub-layers of a network of ours or of bert, roberta, .*gpt_neox does not fit; use residual, ",
+        ),
+        ("gpt2", ["masked=0.2"], "spectrum", "not a masked language model"),
+        ("none", [], "residual", "no such folder"),
+        ("bert", [], "curves", "needs a training of ours; model.path=.*bert does not fit; use residual, "),
+        ("xlnet", [], "pruning", "needs predicted tokens in two texts"),  # its tokens see the next ones
+        ("bert", [], "pruning", "needs predicted tokens in two texts"),
+        ("gpt2", ["analysis.pruning.max_paths=8"], "pruning", "has 27 paths; raise it, .*parts=last_head or length"),
+        ("bert", ["special_tokens=[1,2,5,6,7,8,9,10,11,12,13,14]"], "residual", "only special tokens"),
+    ],
+)
+def test_refused_and_nothing_written(folder, tmp_path, name, words, analysis, message):
+    with pytest.raises(ConfigError, match=message):
+        analyze(folder, name, analysis, words=words, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_command_refuses_keys_of_networks_of_ours(folder, tmp_path):
+    words = ["model=pretrained", f"model.path={folder / 'bert'}", "model.layers=3", "analysis=[residual]", "out=out"]
+    assert "model.layers" in refused("analyze", *words, f"inputs={folder / 'texts.txt'}", at=tmp_path)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "inputs, message",
+    [
+        (np.array([[1, 99]]), "token id 99; the vocabulary"),
+        (np.array([1, 2, 3]), "give (sequences, tokens)"),
+    ],
+)
+def test_token_ids_refused(folder, tmp_path, inputs, message):
+    np.save(tmp_path / "ids.npy", inputs)
+    with pytest.raises(ConfigError) as refused:
+        words = ["model=pretrained", f"model.path={folder / 'bert'}", f"inputs={tmp_path / 'ids.npy'}"]
+        rankbench.analyze(words, "spectrum")
+    assert message in str(refused.value)
+
+
+HALVES = {f"{half}_{key}": value for half in ("encoder", "decoder") for key, value in (("layers", 2), ("ffn_dim", 24))}
+HALVES |= {f"{half}_attention_heads": 2 for half in ("encoder", "decoder")} | {"d_model": 16, "pad_token_id": 0}
+HALVES |= {"vocab_size": 20, "decoder_start_token_id": 1, "bos_token_id": 1, "eos_token_id": 2}
+
+
+@pytest.mark.parametrize("family", ["marian", "whisper"])
+def test_a_checkpoint_of_two_halves_says_which_is_measured(family, tmp_path):
+    torch.manual_seed(0)
+    sounds = {"num_mel_bins": 4, "max_source_positions": 6, "max_target_positions": 6} if family == "whisper" else {}
+    config = transformers.AutoConfig.for_model(family, **HALVES | sounds)
+    model = transformers.AutoModel.from_config(config).double().eval()
+    model.save_pretrained(tmp_path / family)
+    inputs = torch.randn(3, 4, 12).double() if sounds else torch.randint(3, 20, (3, 6))
+    np.save(tmp_path / "inputs.npy", inputs.numpy())
+    words = ["analyze", "model=pretrained", f"model.path={family}", "inputs=inputs.npy", "precision=fp64"]
+    said = succeeds(*words, "analysis=[residual]", "out=out", at=tmp_path)
+    assert "measured: last_hidden_state of the encoder (3, 6, 16)" in said.out + said.err
+    rows = pd.read_csv(tmp_path / "out" / "residual.csv")
+    state_BND = model.get_encoder()(inputs, output_hidden_states=True).hidden_states[1].detach()
+    by_hand = (state_BND - state_BND.mean(1, keepdim=True)).norm(dim=(1, 2)) / state_BND.norm(dim=(1, 2))
+    row = rows[(rows.layer == 1) & (rows["view"] == "all") & (rows.weights == "trained")].iloc[0]
+    assert row.relative_residual_frobenius == pytest.approx(by_hand.mean().item(), rel=1e-12)
+    if family == "marian":
+        said = succeeds(*words, "output=decoder", "analysis=[spectrum]", "out=decoder", at=tmp_path)
+        assert "of the decoder" in said.out + said.err

@@ -1,0 +1,159 @@
+"""rankbench.commands.checks and start: a wrong config is refused before its folder is made."""
+
+import io
+import os
+import sys
+
+import pytest
+from hydra.core.utils import JobReturn
+from omegaconf import OmegaConf
+
+from rankbench.commands.checks import check_everything, check_job
+from rankbench.commands.compose import resolve
+from rankbench.commands.composition import composed
+from rankbench.commands.failures import refusing
+from rankbench.commands.start import JobCallbacks
+from rankbench.config.keys import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    yield
+    assert [path.name for path in tmp_path.iterdir() if path.name != "run"] == []  # nothing here writes
+
+
+@pytest.fixture
+def run(tmp_path):
+    from rankbench.runs.run import Run
+
+    begun = Run(tmp_path / "run")
+    begun.begin(resolve(composed("train", "model.layers=2")), {})
+    return begun
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "start"),
+    [
+        ("train", ["task.length=1"], "task.length=1: "),
+        ("train", ["task.name=foo"], "task.name=foo: unknown"),
+        ("train", ["analysis=[paths]", "analysis.paths.readout=foo"], "analysis.paths.readout=foo: "),
+        ("train", ["claims=[foo]"], "claims=foo: unknown"),
+        ("train", ["claims=[paths_sum_to_output]"], "claims=paths_sum_to_output: judged by analysis=paths"),
+        ("train", ["published=foo"], "published=foo: no published numbers"),
+        ("analyze", ["run=missing"], "run=missing: no config.yaml there"),
+        ("analyze", ["run=latest"], "run=latest: no run with a checkpoint"),
+    ],
+)
+def test_what_the_schema_cannot_know_is_refused(command, words, start):
+    cfg = resolve(composed(command, *words))
+    with pytest.raises(ConfigError) as error:
+        check_everything(cfg)
+    assert str(error.value).startswith(start) and "\n" not in str(error.value)
+
+
+def test_a_run_with_a_broken_config_is_refused(run):
+    cfg = resolve(composed("analyze", "run=run"))
+    (run.folder / "config.yaml").write_text("model: {layers: many}\n")
+    with pytest.raises(ConfigError, match=r"run/config\.yaml: not a run's config"):
+        check_everything(cfg)
+
+
+def test_an_analysis_is_checked_with_the_task_of_the_run(tmp_path):
+    from rankbench.runs.run import Run
+
+    circle = Run(tmp_path / "run")
+    circle.begin(resolve(composed("train", "task=circle_arcs", "trainer.dynamics_every=5")), {})
+    (circle.folder / "checkpoint.safetensors").write_bytes(b"")
+    check_everything(resolve(composed("analyze", "run=run", "analysis=[rollout,dynamics,curves]")))
+    with pytest.raises(
+        ConfigError, match=r"^analysis=samples: needs a task with text; task\.name=circle_arcs has none"
+    ):
+        check_everything(resolve(composed("analyze", "run=run", "analysis=[samples]")))
+
+
+def test_a_pipe_in_the_place_of_hydras_record_is_refused(run):
+    """Hydra would open it for writing, and wait for a reader."""
+    (run.folder / ".hydra").mkdir()
+    os.mkfifo(run.folder / ".hydra" / "overrides.yaml")
+    with pytest.raises(ConfigError, match=r"^run/\.hydra/overrides\.yaml: not a regular file; "):
+        check_everything(resolve(composed("train", "model.layers=2", "out=run")))
+
+
+def test_a_run_without_weights_is_refused(run):
+    with pytest.raises(ConfigError, match=r"run/checkpoint\.safetensors: missing"):
+        check_everything(resolve(composed("analyze", "run=run")))
+
+
+def test_a_file_is_no_run(run):
+    with pytest.raises(ConfigError, match=r"^run=run/config\.yaml: a file; "):
+        check_everything(resolve(composed("analyze", "run=run/config.yaml")))
+
+
+@pytest.mark.parametrize("words", [["run=run"], []])
+def test_analyze_does_not_write_over_a_training_run(run, words):
+    for name in ("checkpoint.safetensors", "metrics.csv"):
+        (run.folder / name).write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"^out=run: the folder of a training run; "):
+        check_everything(resolve(composed("analyze", "out=run", *words)))
+
+
+@pytest.mark.parametrize("command", ["train", "analyze"])
+def test_the_defaults_pass(command, capsys):
+    check_everything(resolve(composed(command)))
+    check_job(resolve(composed(command)))
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "line"),
+    [
+        ("train", ["model.layers=0"], "rankbench train: model.layers=0: out of range; "),
+        ("train", ["+model.foo=0"], "rankbench train: model.foo: unknown key; "),
+        ("analyze", ["run=missing"], "rankbench analyze: run=missing: no config.yaml there; "),
+    ],
+)
+def test_a_refusal_is_one_line_and_ends_the_process(command, words, line, capsys):
+    config = composed(command, *words)
+    with pytest.raises(SystemExit) as stop, refusing(command):
+        check_job(resolve(config, words), words)
+    assert stop.value.code == 1
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith(line) and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("word", ["model.layers=3", "++model.layers=3", "task=sorting", "seed=1", "replicas=2"])
+def test_what_a_run_brings_cannot_be_changed(run, word):
+    (run.folder / "checkpoint.safetensors").write_bytes(b"")
+    words = ["run=run", word]
+    with pytest.raises(ConfigError) as error:
+        check_job(resolve(composed("analyze", *words), words), words)
+    assert str(error.value).startswith(f"{word}: the run in run=run has its own ")
+
+
+@pytest.mark.parametrize("word", ["precision=fp32", "threads=2", "analysis=[paths]", "analysis.paths.repeats=2"])
+def test_the_rest_can_be_changed(run, word):
+    (run.folder / "checkpoint.safetensors").write_bytes(b"")
+    words = ["run=run", word]
+    check_job(resolve(composed("analyze", *words), words), words)
+
+
+def test_without_a_run_everything_can_be_changed():
+    words = ["model.layers=3", "seed=1"]
+    check_job(resolve(composed("analyze", *words), words), words)
+
+
+def test_what_hydra_holds_of_a_sweeps_jobs_has_no_configs():
+    returned = JobReturn(cfg=OmegaConf.create({"a": 1}), hydra_cfg=OmegaConf.create({"b": 1}))
+    JobCallbacks().on_job_end(job_return=returned, config=returned.cfg)
+    assert returned.cfg is None and returned.hydra_cfg is None
+
+
+def test_a_reader_of_our_output_that_has_exited_is_no_refusal(monkeypatch):
+    """As in `rankbench explain model.norm | head -1`, which ends without a line."""
+    errors = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    monkeypatch.setattr(sys, "stderr", errors)
+    with pytest.raises(SystemExit) as stop, refusing(""):
+        raise BrokenPipeError(32, "Broken pipe")
+    assert (stop.value.code, errors.getvalue()) == (141, "")

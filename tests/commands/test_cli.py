@@ -1,0 +1,1039 @@
+"""rankbench.commands.cli: the commands as a user types them, run in this process; a few subprocesses prove the real
+thing."""
+
+import hashlib
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import webbrowser
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+from command_line import rankbench, refused, succeeds
+from forked import begin
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+
+from rankbench import __version__
+from rankbench.commands import cli, composition
+from rankbench.commands.compose import as_keys, resolve
+from rankbench.commands.composition import composed
+from rankbench.config.keys import ConfigError
+from rankbench.config.schema import conf_dir
+from rankbench.runs.sweep import Job, Sweep
+from rankbench.runs.tables import RUN_COLUMNS
+
+pytestmark = pytest.mark.usefixtures("unpainted", "rounded_once")
+ROOT = Path(__file__).resolve().parents[2]
+TINY = [
+    *("model.layers=2", "model.width=16", "task.length=4", "task.train_size=40", "task.test_size=20"),
+    *("trainer.steps=3", "trainer.eval_every=2"),
+]
+SHORT = ["analysis.residual.variants=[full]", "analysis.paths.repeats=1", "analysis.paths.subset_sizes=[2]"]
+SHORT_RESIDUAL = ["analysis=[residual]", "analysis.residual.sequences=2", "analysis.residual.variants=[full]"]
+
+
+def hashes(folder):
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="no /proc here")
+@pytest.mark.parametrize("folder", ["/proc/x", "/proc/x/run"])
+def test_an_output_folder_that_cannot_be_made_is_named_with_its_key(tmp_path, folder):
+    line = refused("train", *TINY, f"out={folder}", at=tmp_path)
+    assert line.startswith(f"rankbench train: out={folder}: ") and line.endswith("; give another folder")
+
+
+def results_of(folder):
+    """Hashes of everything but logs and Hydra's own record."""
+    return {name: value for name, value in hashes(folder).items() if not name.startswith(".") and name[-4:] != ".log"}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A folder in which one run of two seeds has been trained and analysed."""
+    folder = tmp_path_factory.mktemp("home")
+    words = ["train", *TINY, "replicas=2", "analysis=[residual,paths]", *SHORT]
+    result = succeeds(*words, "claims=[paths_sum_to_output]", at=folder)
+    (folder / "said.txt").write_text(result.out)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(home):
+    """That run's folder; a test that writes to it copies it first."""
+    (folder,) = (home / "outputs" / "train").iterdir()
+    return folder
+
+
+@pytest.fixture
+def copied(trained, tmp_path):
+    return shutil.copytree(trained, tmp_path / "copied")
+
+
+# --- one composition a command --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "num_compositions", "num_jobs"),
+    [([], 1, 1), (["-m", "model.heads=1,2"], 2, 2), (["-m", "model=san,san_skip"], 3, 2)],
+)
+def test_files_are_merged_once_for_all_jobs_that_choose_the_same(
+    words, num_compositions, num_jobs, tmp_path, monkeypatch
+):
+    """Those of a sweep once for the sweep and once for its jobs, whose mode its command sets."""
+    calls, compose = [], composition.hydra.compose
+
+    def counted(*arguments, **options):
+        calls.append(arguments)
+        return compose(*arguments, **options)
+
+    composition._composition.cache_clear()
+    monkeypatch.setattr(composition.hydra, "compose", counted)
+    succeeds("train", *TINY, *words, "analysis=[]", "out=o", at=tmp_path)
+    assert len(calls) == num_compositions
+    assert num_jobs == 1 or sum((folder / "metrics.csv").exists() for folder in (tmp_path / "o").iterdir()) == num_jobs
+
+
+# --- help, version, unknown commands ---------------------------------------------------------------------------------
+
+
+def test_help_and_composing_load_neither_torch_nor_too_much():
+    program = """
+import sys
+from rankbench.commands.cli import main
+
+def call(line):
+    sys.argv = line.split()
+    try:
+        main()
+    except SystemExit as stop:
+        assert not stop.code, line
+
+call("rankbench --help")
+assert "Examples:" in main.__globals__["USAGE"]
+loaded = [name for name in ("hydra", "omegaconf", "torch", "pandas", "matplotlib") if name in sys.modules]
+assert not loaded, loaded
+for line in ("rankbench train --help", "rankbench analyze --help", "rankbench train --cfg job"):
+    call(line)
+    loaded = [name for name in ("torch", "pandas", "matplotlib") if name in sys.modules]
+    assert not loaded, (line, loaded)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_list_of_runs_loads_no_torch(tmp_path):
+    (tmp_path / "outputs" / "train" / "a").mkdir(parents=True)
+    program = """
+import sys
+from rankbench.commands.cli import main
+
+sys.argv = ["rankbench", "list"]
+main()
+print("rankbench.runs.run" in sys.modules, "torch" in sys.modules, file=sys.stderr)
+"""
+    arguments = {"env": {**os.environ, "PYTHONPATH": str(ROOT)}, "cwd": tmp_path, "capture_output": True, "text": True}
+    done = subprocess.run([sys.executable, "-c", program], **arguments)
+    assert done.stderr == "True False\n"
+
+
+def test_training_loads_no_compiler_and_collects_garbage_once_it_works(tmp_path):
+    """Each of the two takes a fifth of the time until the first step. Garbage of a command is not kept by the next."""
+    program = """
+import gc, sys
+from rankbench.commands import cli
+from rankbench.training.seeds_side_by_side import Training
+
+collects, frozen, update = [], [], Training.update
+Training.update = lambda self: collects.append(gc.isenabled()) or update(self)
+for rule, steps in (("adam", 2), ("adam", 3), ("muon", 1), ("sgd", 1)):  # the second lengthens the first
+    words = f"model.layers=1 trainer.steps={steps} replicas=2 optimizer={rule} analysis=[] figures=[] out={rule}"
+    sys.argv = ["rankbench", "train", *words.split()]
+    cli.main()
+    frozen.append(gc.get_freeze_count())
+loaded = [name for name in ("torch._dynamo", "sympy") if name in sys.modules]
+print(collects, gc.isenabled(), max(frozen) == frozen[0] > 0, loaded, file=sys.stderr)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    arguments = {"env": environment, "cwd": tmp_path, "capture_output": True, "text": True}
+    done = subprocess.run([sys.executable, "-c", program], **arguments)
+    assert done.stderr.splitlines()[-1] == f"{[True] * 5} True True []", done.stderr
+
+
+@pytest.mark.parametrize("words", [[], ["-h"], ["--help"], ["help"]])
+def test_help_names_every_command(words, tmp_path):
+    printed = succeeds(*words, at=tmp_path).out
+    for name, what in cli.COMMANDS.items():
+        assert re.search(rf"^  {name} +{re.escape(what)}$", printed, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("command", "keys"),
+    [
+        ("train", ["seed", "replicas", "device", "model", "task", "optimizer", "trainer", "claims", "out"]),
+        ("analyze", ["seed", "replicas", "device", "model", "task", "analysis", "claims", "run", "out"]),
+    ],
+)
+def test_help_of_a_command_lists_groups_choices_and_keys(command, keys, tmp_path):
+    printed = succeeds(command, "--help", at=tmp_path).out
+    assert f"Usage: rankbench {command} " in printed
+    for group in ("analysis", "experiment", "model", "task"):
+        choices = ", ".join(sorted(path.stem for path in (conf_dir() / group).glob("*.yaml")))
+        assert f"{group}: {choices}\n" in printed
+    for key in keys:
+        assert re.search(rf"^  {key}[.=]", printed, re.MULTILINE), key
+    assert re.search(r"^  model.layers=6 +Number of layers\. \[integer from 1 to 1024\]$", printed, re.MULTILINE)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_shows_the_values_of_this_command_line(tmp_path):
+    printed = succeeds("train", "model=san", "model.layers=9", "--help", at=tmp_path).out
+    assert "  model.layers=9 " in printed and "  model.name=san " in printed
+
+
+def test_version(tmp_path):
+    assert succeeds("--version", at=tmp_path).out == f"rankbench {__version__}\n"
+
+
+@pytest.mark.parametrize(("word", "meant"), [("trian", ", did you mean train?"), ("zzzzzz", ""), ("--foo", "")])
+def test_an_unknown_command_is_one_line(word, meant, tmp_path):
+    line = refused(word, at=tmp_path)
+    assert line == f"rankbench: {word}: unknown command{meant}; commands are {', '.join(cli.COMMANDS)}"
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("runs=nowhere", "runs=nowhere: no run there; give a run's or a sweep's folder, a glob, or runs=latest"),
+        (
+            "model.heads=3",
+            "model: unknown key; allowed are out, plugins, statistic, plot, runs, scoreboard, pages, report",
+        ),
+        ("pages=docs", "pages=docs: the pages cover all presets; add experiment=all"),
+        ("report.x=nothing", "report.x=nothing: no key of these runs; those that vary are none"),
+        ("out=outputs/train/{run}", "out=outputs/train/{run}: the folder of a run; give report a folder of its own"),
+    ],
+)
+def test_a_report_that_cannot_be_is_one_line(word, said, home, trained):
+    line = refused("report", word.format(run=trained.name), at=home)
+    assert line == f"rankbench report: {said.format(run=trained.name)}"
+    assert not (home / "outputs" / "report").exists()
+
+
+def test_completion_prints_the_script(tmp_path):
+    assert "complete -o default -F _rankbench_complete rankbench" in succeeds("completion", "bash", at=tmp_path).out
+
+
+def test_python_m_rankbench_runs_from_another_folder(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    words = [sys.executable, "-m", "rankbench", "train", "seed=7", "--cfg", "job"]
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stderr == ""
+    assert yaml.safe_load(done.stdout)["seed"] == 7
+    assert list(tmp_path.iterdir()) == []
+
+
+def documented():
+    """The rankbench command lines of the usage text and of the documents, but for those that need an extra's plugin."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    pages.remove(ROOT / "docs" / "BENCHMARKS.md")  # a record of other commits
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    examples = cli.USAGE.partition("Examples:")[2].splitlines()
+    lines = [
+        line.partition(" #")[0].strip() for line in [*examples, *re.findall(r"^    (rankbench .*)", text, re.MULTILINE)]
+    ]
+    lines = [line for line in lines if "cluster=" not in line and "search=optuna" not in line]
+    return sorted({line for line in lines if re.match(r"rankbench (train|analyze|report|plot)\b", line)})
+
+
+@pytest.mark.parametrize("line", documented())
+def test_every_documented_command_composes(line):
+    command, *words = shlex.split(line)[1:]
+    overrides = [word for word in as_keys(command, words) if not word.startswith("-")]
+    parsed = OverridesParser.create().parse_overrides(overrides)
+    if not any(override.is_sweep_override() for override in parsed):
+        jobs = [overrides]
+    else:
+        assert "-m" in words, "a sweep needs -m"
+        (jobs,) = BasicSweeper.split_arguments(parsed, None)
+    for job in jobs:
+        resolve(composed(command, *job))
+
+
+def test_the_usage_has_examples():
+    assert len([line for line in documented() if line in cli.USAGE]) >= 4
+
+
+# --- train -----------------------------------------------------------------------------------------------------------
+
+
+def test_train_leaves_the_folder_that_the_contract_promises(trained):
+    names = {path.name for path in trained.iterdir()}
+    promised = {"config.yaml", "environment.json", "metrics.csv", "checkpoint.safetensors", "summary.json", "train.log"}
+    promised.add("training_state.safetensors")  # more steps begin there
+    promised |= {f"{name}.{kind}" for name in ("metrics", "residual", "paths") for kind in ("csv", "png")}
+    assert promised | {".hydra", "verdicts.csv"} <= names
+    assert not [name for name in names if name.endswith((".part", ".pkl", ".pt"))]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d-\d{6}", trained.name)
+    assert (trained / "residual.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_train_records_config_machine_and_summary(trained):
+    config = yaml.safe_load((trained / "config.yaml").read_text())
+    assert config["model"]["layers"] == 2 and config["replicas"] == 2 and config["model"]["mlp_skip"] is True
+    assert Path(config["out"]).name == trained.name
+    environment = json.loads((trained / "environment.json").read_text())
+    assert environment["command"] == ["rankbench train", *environment["command"][1:]]
+    assert "model.layers=2" in environment["command"] and environment["packages"]["torch"]
+    summary = json.loads((trained / "summary.json").read_text())
+    assert summary["status"] == "finished" and [row["seed"] for row in summary["seeds"]] == [0, 1]
+    assert "step 3/3" in (trained / "train.log").read_text()
+
+
+@pytest.mark.parametrize("name", ["residual", "paths"])
+def test_tables_begin_with_who(trained, name):
+    table = pd.read_csv(trained / f"{name}.csv")
+    assert list(table.columns[:4]) == RUN_COLUMNS == ["run", "task", "model", "seed"]
+    assert set(table.run) == {trained.name} and set(table.task) == {"sorting"} and set(table.model) == {"transformer"}
+    assert sorted(set(table.seed)) == [0, 1]
+
+
+def test_train_says_accuracy_folder_figures_and_verdicts(home, trained):
+    said = (home / "said.txt").read_text()
+    final = [row["test_accuracy"] for row in json.loads((trained / "summary.json").read_text())["seeds"]]
+    assert f"test accuracy {sum(final) / 2:.3f} (mean of 2 seeds: {final[0]:.3f} {final[1]:.3f})" in said
+    for path in ("residual.csv", "paths.png", "verdicts.csv"):
+        assert f"outputs/train/{trained.name}/{path}" in said
+    assert re.search(r"^passed +check paths_sum_to_output: measured .* \(the worst of 2 seeds\)", said, re.MULTILINE)
+
+
+def test_the_same_command_into_the_same_folder_changes_no_result(trained, tmp_path):
+    copied = shutil.copytree(trained, tmp_path / trained.name)
+    words = ["train", *TINY, "replicas=2", "analysis=[residual,paths]", *SHORT, "claims=[paths_sum_to_output]"]
+    before = results_of(copied)
+    result = succeeds(*words, f"out={trained.name}", at=tmp_path)
+    assert "is trained already" in result.err
+    after = results_of(copied)
+    assert before.pop("config.yaml") and after.pop("config.yaml")  # `out` is another
+    assert after == before
+
+
+def test_another_config_into_a_runs_folder_changes_no_result(copied, tmp_path):
+    before = results_of(copied)
+    result = rankbench("train", *TINY, "replicas=2", "seed=5", "out=copied", at=tmp_path)
+    assert result.code == 1 and "Traceback" not in result.err
+    line = result.err.rstrip("\n").splitlines()[-1]
+    assert line.startswith("rankbench train: seed=5: ") and "seed=0" in line and "out=" in line
+    assert results_of(copied) == before
+
+
+def test_another_config_into_a_runs_folder_is_one_line_and_touches_nothing(copied, tmp_path):
+    before = hashes(copied)
+    assert refused("train", *TINY, "replicas=2", "seed=5", "out=copied", at=tmp_path).startswith(
+        "rankbench train: seed=5"
+    )
+    assert hashes(copied) == before
+
+
+def test_plus_experiment_equals_experiment(tmp_path):
+    plain = succeeds("train", "experiment=demo", "--cfg", "job", at=tmp_path).out
+    assert succeeds("train", "+experiment=demo", "--cfg", "job", at=tmp_path).out == plain
+    assert succeeds("train", "--cfg", "job", at=tmp_path).out != plain
+
+
+# --- analyze ---------------------------------------------------------------------------------------------------------
+
+
+def measured(folder, name="residual"):
+    """A table without the column that names the folder."""
+    return pd.read_csv(folder / f"{name}.csv").drop(columns="run")
+
+
+def newest(at, kind="analyze"):
+    return max((at / "outputs" / kind).iterdir(), key=lambda path: path.name)
+
+
+def test_analyze_latest_and_by_folder_give_what_train_gave(home, trained):
+    words = ["analyze", "analysis=[residual,paths]", *SHORT]
+    result = succeeds(*words, "run=latest", at=home)
+    folder = newest(home)
+    assert f"-> outputs/analyze/{folder.name}/residual.csv" in result.out
+    files = {path.name for path in folder.iterdir()}
+    promised = {f"{name}.{kind}" for name in ("residual", "paths") for kind in ("csv", "png")}
+    assert promised | {"config.yaml", "environment.json", "summary.json", "analyze.log"} <= files
+    summary = json.loads((folder / "summary.json").read_text())
+    seeds = [{"seed": seed, "status": "finished"} for seed in (0, 1)]
+    wanted = {"status": "finished", "run": str(trained.resolve()), "analyses": ["residual", "paths"], "seeds": seeds}
+    checksums = {name: value for name, value in hashes(folder).items() if name.endswith(".csv")}
+    assert summary == wanted | {"format": 1, "files": checksums}
+    succeeds(*words, f"run=outputs/train/{trained.name}", "out=again", at=home)
+    for name in ("residual", "paths"):
+        # the same weights in the same precision: nothing is random but by seed
+        pd.testing.assert_frame_equal(pd.read_csv(folder / f"{name}.csv"), pd.read_csv(trained / f"{name}.csv"))
+        pd.testing.assert_frame_equal(pd.read_csv(home / "again" / f"{name}.csv"), pd.read_csv(trained / f"{name}.csv"))
+
+
+def test_a_moved_run_analyses_equally(trained, tmp_path):
+    (tmp_path / "far").mkdir()
+    shutil.copytree(trained, tmp_path / "far" / "away")
+    succeeds(
+        "analyze", "run=far/away", "analysis=[residual]", "analysis.residual.variants=[full]", "out=found", at=tmp_path
+    )
+    table = pd.read_csv(tmp_path / "found" / "residual.csv")
+    assert set(table.run) == {"away"}
+    pd.testing.assert_frame_equal(table.drop(columns="run"), measured(trained))
+
+
+def test_analyze_without_a_run_measures_fresh_models(tmp_path):
+    words = [word for word in TINY if not word.startswith("trainer.")]
+    succeeds("analyze", *words, "model=san", "replicas=2", "seed=4", *SHORT_RESIDUAL, at=tmp_path)
+    table = pd.read_csv(newest(tmp_path) / "residual.csv")
+    assert set(table.run) == {"fresh"} and set(table.seed) == {4, 5} and set(table.weights) == {"initialised"}
+    assert set(table.model) == {"san"} and table.layer.max() == 2
+    assert json.loads((newest(tmp_path) / "summary.json").read_text())["run"] is None
+
+
+def test_a_fresh_model_is_the_one_that_training_starts_from(trained, tmp_path):
+    words = [word for word in TINY if not word.startswith("trainer.")]
+    succeeds(
+        "analyze",
+        *words,
+        "replicas=2",
+        "analysis=[residual]",
+        "analysis.residual.variants=[full]",
+        "out=fresh",
+        at=tmp_path,
+    )
+    begun = measured(trained)
+    begun = begun[begun.weights == "initialised"].reset_index(drop=True)
+    # how well the run's network has learned is told in all its rows, and a fresh one has learned nothing
+    pd.testing.assert_frame_equal(measured(tmp_path / "fresh"), begun.drop(columns="whole_accuracy"))
+
+
+@pytest.mark.parametrize("word", ["model.layers=3", "model=san", "task.length=5", "seed=3", "++replicas=3"])
+def test_a_run_brings_its_own_model_task_and_seeds(trained, tmp_path, word):
+    line = refused("analyze", f"run={trained}", word, at=tmp_path)
+    assert line.startswith(f"rankbench analyze: {word}: the run in run={trained} has its own ")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_seeds_that_a_sweep_measures_apart_are_joined_as_if_measured_together(tmp_path):
+    succeeds("train", *TINY, "replicas=3", "seed=5", "analysis=[]", "out=run", at=tmp_path)
+    succeeds("analyze", "run=run", *SHORT_RESIDUAL, "out=together", at=tmp_path)
+    succeeds("analyze", "-m", "run=run", *SHORT_RESIDUAL, "seeds=[5],[6,7]", "out=apart", at=tmp_path)
+    together, apart = (pd.read_csv(tmp_path / name / "residual.csv") for name in ("together", "apart"))
+    assert together.seed.unique().tolist() == [5, 6, 7]
+    pd.testing.assert_frame_equal(apart.drop(columns="run"), together.drop(columns="run"), check_exact=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["seeds=[0,4]"], "seeds=[0, 4]: the seeds of {run} are 0 to 1"),
+        (["seeds=[]"], "seeds=[]: name at least one"),
+        (None, "seeds=[0]: chooses among the seeds of a run; give run= (fresh weights: seed= and replicas=)"),
+    ],
+)
+def test_seeds_that_a_run_does_not_have_are_refused(words, line, trained, tmp_path):
+    words = ["seeds=[0]"] if words is None else [f"run={trained}", *words]
+    assert refused("analyze", *words, at=tmp_path) == "rankbench analyze: " + line.format(run=trained)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_brings_its_own_model_in_a_sweep_too(trained, tmp_path):
+    words = ["analysis=[residual]", "analysis.residual.variants=[full]", "analysis.residual.sequences=2,3"]
+    assert rankbench("analyze", "-m", f"run={trained}", "model.layers=3", *words, at=tmp_path).code == 1
+
+
+def test_another_run_into_an_analysis_folder_does_not_pass_for_the_first(trained, tmp_path):
+    succeeds("analyze", f"run={trained}", *SHORT_RESIDUAL, "out=A", at=tmp_path)
+    shutil.copytree(trained, tmp_path / "other")
+    result = rankbench("analyze", "run=other", *SHORT_RESIDUAL, "out=A", at=tmp_path)
+    named = set(pd.read_csv(tmp_path / "A" / "residual.csv").run)
+    about = json.loads((tmp_path / "A" / "summary.json").read_text())
+    assert named == {Path(about["run"]).name}  # whichever was kept, table and summary agree
+    assert result.code == 1 or named == {"other"}
+
+
+def test_an_analysis_into_its_own_run_leaves_the_run_whole(copied, tmp_path):
+    before = results_of(copied)
+    line = refused("analyze", "run=copied", "out=copied", *SHORT_RESIDUAL, at=tmp_path)
+    assert line.startswith("rankbench analyze: out=copied: ")
+    assert results_of(copied) == before
+
+
+# --- sweeps ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_sweep_makes_a_folder_a_job_and_gathers_them(tmp_path):
+    words = ["train", "-m", *TINY, "model.heads=1,2", "analysis=[residual,paths]", *SHORT]
+    result = succeeds(*words, "claims=[paths_sum_to_output]", at=tmp_path)
+    sweep = newest(tmp_path, "train")
+    jobs = ["0_model.heads=1", "1_model.heads=2"]
+    assert sorted(path.name for path in sweep.iterdir() if path.is_dir()) == jobs
+    for number, job in enumerate(jobs):
+        config = yaml.safe_load((sweep / job / "config.yaml").read_text())
+        assert config["model"]["heads"] == number + 1
+        assert (sweep / job / "checkpoint.safetensors").exists()
+    table = pd.read_csv(sweep / "sweep.csv")
+    assert list(table.run) == jobs and list(table.job_status) == ["finished", "finished"]
+    assert list(table.seed) == [0, 0] and list(table["model.heads"]) == [1, 2]
+    for name in ("residual", "paths"):
+        gathered = pd.read_csv(sweep / f"{name}.csv")
+        assert list(gathered.columns[:4]) == RUN_COLUMNS and "model.heads" in gathered
+        parts = []
+        for number in (0, 1):
+            parts.append(pd.read_csv(sweep / jobs[number] / f"{name}.csv"))
+            parts[-1]["model.heads"] = number + 1
+        pd.testing.assert_frame_equal(gathered, pd.concat(parts, ignore_index=True)[list(gathered.columns)])
+        assert (sweep / f"{name}.png").stat().st_size > 0 and (sweep / f"{name}.pdf").stat().st_size > 0
+    verdicts = pd.read_csv(sweep / "verdicts.csv")
+    assert list(verdicts["where"]) == ["model.heads=1", "model.heads=2"]
+    assert "check paths_sum_to_output: passed in both settings; the closest is model.heads=" in result.out
+    assert [line for line in result.out.splitlines() if line.startswith("job ")] == [
+        "job 1 of 2: model.heads=1",
+        "job 2 of 2: model.heads=2",
+    ]
+    (left,) = (line for line in result.err.splitlines() if "left, about" in line)
+    assert re.fullmatch(r"1 job left, about [\d.]+ (s|min)", left)
+    for name in ("sweep.csv", "summary.csv", "summary.md", "summary.tex", "sweep.svg", "report.html"):
+        assert (sweep / name).stat().st_size > 0
+    again = succeeds("report", "out=again", at=tmp_path)
+    assert again.out.startswith(f"runs=latest: {sweep.relative_to(tmp_path)}\n")
+    # the command writes what the sweep's end wrote
+    for name in ("sweep.csv", "summary.csv", "residual.csv", "verdicts.csv", "paths.png", "paths.svg"):
+        assert (tmp_path / "again" / name).read_bytes() == (sweep / name).read_bytes(), name
+    # the last job can be found without its name
+    succeeds("analyze", "run=latest", *SHORT_RESIDUAL, "out=latest", at=tmp_path)
+    assert json.loads((tmp_path / "latest" / "summary.json").read_text())["run"] == str((sweep / jobs[1]).resolve())
+
+
+def test_a_preset_can_be_a_sweep_without_m(tmp_path):
+    words = [word for word in TINY if not word.startswith("trainer.steps")]
+    words += ["trainer.epochs=1", "trainer.steps=null", *SHORT]
+    result = succeeds("train", "experiment=dong_fig4_sorting", "budget=smoke", *words, at=tmp_path)
+    sweep = newest(tmp_path, "train")
+    assert sorted(path.name for path in sweep.iterdir() if path.is_dir()) == [
+        "0_task.label=position",
+        "1_task.label=value",
+    ]
+    assert list(pd.read_csv(sweep / "paths.csv")["task.label"].unique()) == ["position", "value"]
+    assert pd.read_csv(sweep / "verdicts.csv")["where"].str.contains("task.label=value, scheme=recomputed").any()
+    assert "dong_fig4_length_1_sorting: undecided in all 4 settings" in result.out
+
+
+def test_a_sweep_of_other_configs_is_refused_as_a_whole(tmp_path):
+    words = ["train", "-m", *TINY, "model.heads=1,2", "out=sweep"]
+    succeeds(*words, at=tmp_path)
+    before = hashes(tmp_path)
+    message = refused(*words, "optimizer.lr=0.5", at=tmp_path)
+    assert "optimizer.lr=0.5: the run in sweep/0_model.heads=1 was begun with optimizer.lr=" in message
+    message = refused(*words[:-2], "model.heads=2,1", "out=sweep", at=tmp_path)
+    assert "holds another sweep, whose job 0 is 0_model.heads=1 and not 0_model.heads=2" in message
+    assert hashes(tmp_path) == before
+    # more of the same is the same sweep, continued
+    succeeds(*words[:-2], "model.heads=1,2,4", "out=sweep", at=tmp_path)
+    assert list(pd.read_csv(tmp_path / "sweep" / "sweep.csv")["model.heads"]) == [1, 2, 4]
+
+
+def test_a_sweep_over_a_boolean_key_ends_with_its_figure_and_page(tmp_path):
+    succeeds("train", "-m", *TINY, "model.bias=true,false", "out=sweep", at=tmp_path)
+    (tmp_path / "report").mkdir()
+    succeeds("report", "runs=sweep", "out=report", at=tmp_path)
+    for folder in (tmp_path / "sweep", tmp_path / "report"):
+        assert list(pd.read_csv(folder / "summary.csv", dtype=str)["model.bias"]) == ["false", "true"]
+        assert all((folder / name).stat().st_size for name in ("sweep.png", "sweep.svg", "report.html"))
+
+
+def test_a_key_that_is_fixed_first_and_varied_then_is_in_the_names_of_the_jobs(tmp_path):
+    succeeds("train", "-m", *TINY, "model.layers=1,3", "out=sweep", at=tmp_path)
+    names = sorted(path.name for path in (tmp_path / "sweep").iterdir() if path.is_dir())
+    assert names == ["0_model.layers=1", "1_model.layers=3"]
+
+
+def test_a_reference_to_another_key_is_each_jobs_own(tmp_path):
+    """Every job's words, folder and config hold its own value, so that the same command skips what is finished."""
+    words = ["train", "-m", *TINY, "model.skip=true,false", "model.mlp_skip=${model.skip},true"]
+    words += ["model.mlp_ratio=${model.heads}", "out=sweep"]
+    succeeds(*words, at=tmp_path)
+    jobs = json.loads((tmp_path / "sweep" / "jobs.json").read_text())
+    pairs = [("True", "True"), ("True", "True"), ("False", "False"), ("False", "True")]
+    for number, (job, (skip, mlp_skip)) in enumerate(zip(jobs, pairs, strict=True)):
+        assert job["folder"] == f"{number}_model.mlp_skip={mlp_skip},model.skip={skip}"
+        assert {f"model.skip={skip}", f"model.mlp_skip={mlp_skip}", "model.mlp_ratio=2.0"} <= set(job["overrides"])
+        config = yaml.safe_load((tmp_path / "sweep" / job["folder"] / "config.yaml").read_text())["model"]
+        assert (str(config["skip"]), str(config["mlp_skip"])) == (skip, mlp_skip)
+    before = hashes(tmp_path / "sweep" / jobs[2]["folder"])
+    result = succeeds(*words, at=tmp_path)
+    assert result.err.count("is trained already") == 4
+    after = hashes(tmp_path / "sweep" / jobs[2]["folder"])
+    assert {name for name in before if before[name] != after[name]} <= {"train.log"}
+
+
+@pytest.mark.parametrize("job_fails", [False, True])
+def test_a_report_that_fails_at_the_end_of_a_sweep_fails_the_command(job_fails, tmp_path, monkeypatch):
+    from rankbench.training import loop
+
+    def broken(*_, **__):
+        raise TypeError("no such\nfigure")
+
+    trained = loop.train
+
+    def failing(cfg, run, *words):
+        if job_fails and cfg.model.heads == 2:
+            raise ConfigError("weights lost")
+        return trained(cfg, run, *words)
+
+    monkeypatch.setattr("rankbench.report.figures.draw_sweep", broken)
+    monkeypatch.setattr(loop, "train", failing)
+    result = rankbench("train", "-m", *TINY, "model.heads=1,2", "out=sweep", at=tmp_path)
+    assert result.code == 1
+    line, *other = [line for line in result.err.splitlines() if line.startswith("rankbench train: ")]
+    assert other == (["rankbench train: weights lost"] if job_fails else [])
+    assert "the sweep's report failed (TypeError: no such figure)" in line
+    compared = "" if job_fails else "differences.csv, "  # with a second configuration that finished
+    assert f"of the report {compared}summary.csv, summary.md, summary.tex, sweep.csv; " in line
+    assert "`rankbench report runs=sweep` makes the report again" in line
+    assert (tmp_path / "sweep" / "0_model.heads=1" / "checkpoint.safetensors").exists()
+    assert not (tmp_path / "sweep" / "report.html").exists()
+    monkeypatch.undo()
+    succeeds("report", "runs=sweep", "out=report", at=tmp_path)
+    assert (tmp_path / "report" / "report.html").exists()
+
+
+def test_a_sweep_is_gathered_whatever_one_of_its_jobs_raises(tmp_path, monkeypatch):
+    from rankbench.training import loop
+
+    trained = loop.train
+
+    def failing(cfg, run, *words):
+        if cfg.model.heads == 2:
+            raise RuntimeError("a bug")
+        return trained(cfg, run, *words)
+
+    monkeypatch.setattr(loop, "train", failing)
+    with pytest.raises(RuntimeError, match="a bug"):  # a fault of ours keeps its traceback
+        rankbench("train", "-m", *TINY, "model.heads=1,2", "out=sweep", at=tmp_path)
+    assert list(pd.read_csv(tmp_path / "sweep" / "sweep.csv").job_status) == ["finished", "absent"]
+    assert (tmp_path / "sweep" / "report.html").exists()
+
+
+@pytest.mark.parametrize("words", [[], ["-m", "seed=0,1"]])
+def test_a_check_that_fails_by_a_fault_of_ours_ends_the_command(words, tmp_path, monkeypatch):
+    from rankbench.commands import checks
+
+    def broken(*_):
+        raise error
+
+    monkeypatch.setattr(checks, "check_everything", broken)
+    error = OSError("disk full")
+    assert refused("train", *TINY, *words, at=tmp_path) == "rankbench train: disk full"
+    error = KeyError("x")  # keeps its traceback
+    with pytest.raises(KeyError, match="x"):
+        rankbench("train", *TINY, *words, at=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_analyses_of_unlike_runs_are_told_apart_by_what_the_runs_differ_in(tmp_path):
+    """Neither the runs nor the options of an analysis are pooled: `run` and `analysis` were keys that no table had."""
+    for skip in ("true", "false"):
+        succeeds("train", *TINY, f"model.skip={skip}", f"out={skip}", at=tmp_path)
+    words = ["analyze", "-m", "run=true,false", "analysis=[residual]", "analysis.residual.variants=[full]"]
+    succeeds(*words, "analysis.residual.sequences=2,3", "out=sweep", at=tmp_path)
+    succeeds("report", "runs=sweep", "out=report", at=tmp_path)
+    for folder in (tmp_path / "sweep", tmp_path / "report"):
+        table = pd.read_csv(folder / "residual.csv", dtype=str)
+        values_of_run = table.groupby("run", sort=False)[["model.skip", "analysis.residual.sequences"]].agg(set)
+        assert [next(iter(values)) for values in values_of_run["model.skip"]] == ["true", "true", "false", "false"]
+        assert [next(iter(values)) for values in values_of_run["analysis.residual.sequences"]] == ["2", "3", "2", "3"]
+        drawn = (folder / "residual.svg").read_text()
+        for text in ("weights · skip<", "weights · no skip<", "sequences 2", "sequences 3"):
+            assert text in drawn
+
+
+def test_the_scoreboard_shows_what_has_been_run(tmp_path, monkeypatch):
+    for preset in ("all", "kim_fig5"):
+        assert f"experiment={preset}: not run yet under" in refused("report", f"experiment={preset}", at=tmp_path)
+    assert not list(tmp_path.iterdir())
+    words = ["experiment=demo", "budget=smoke", "trainer.steps=2", "model.layers=2", *SHORT]
+    succeeds("train", *words, at=tmp_path)
+    result = succeeds("report", "experiment=demo", "out=board", at=tmp_path)
+    assert result.out.startswith("1 of 1 presets run; 1 undecided, 1 passed\n")
+    table = pd.read_csv(tmp_path / "board" / "scoreboard.csv")
+    assert list(table.claim) == ["dong_fig4_whole_sorting", "paths_sum_to_output"] and set(table.scale) == {"smoke"}
+    assert "experiment=dmo: unknown, did you mean demo?" in refused("report", "experiment=dmo", at=tmp_path)
+    for word in ("plot.column=single", "report.x=model.layers", "report.watch=true"):
+        line = refused("report", "experiment=demo", word, at=tmp_path)
+        assert word in line and "the runs have drawn" in line
+    opened = []
+    monkeypatch.setattr(webbrowser, "open", lambda address: opened.append(address) or True)
+    succeeds("report", "experiment=demo", "out=board", "report.open=true", at=tmp_path)
+    assert opened == [(tmp_path / "board" / "scoreboard.html").as_uri()]
+
+
+# --- bad input -------------------------------------------------------------------------------------------------------
+
+# what is typed after `rankbench train`, and what the line holds: key, value got, what is allowed or what to do
+BAD = [
+    # misspelt keys
+    ("sead=3", ["sead: ", "did you mean seed?", "replicas"]),
+    ("trainer.step=3", ["trainer.step: ", "did you mean steps?", "epochs"]),
+    ("model.layer=3", ["model.layer: ", "did you mean layers?", "heads"]),
+    ("optimizer.rate=3", ["optimizer.rate: ", "allowed are name, lr"]),
+    ("task.lenght=8", ["task.lenght: ", "did you mean length?", "alphabet"]),
+    ("analysis=[paths] analysis.paths.repeat=7", ["analysis.paths.repeat: ", "did you mean repeats?", "schemes"]),
+    ("analysis.paths.repeats=7", ["analysis.paths", "analysis=[paths]"]),
+    ("run=latest", ["run: unknown key"]),
+    ("+foo=1", ["foo: unknown key", "seed"]),
+    ("+model.foo=1", ["model.foo: unknown key", "layers"]),
+    ("+task.foo=1", ["task.foo: unknown key", "length"]),
+    ("+trainer.step=1", ["trainer.step: ", "did you mean steps?"]),
+    ("hydra.foo=1", ["hydra.foo: unknown key"]),
+    # unknown choices
+    ("model=sann", ["model=sann: ", "did you mean san?", "transformer_no_skip"]),
+    ("task=sortin", ["task=sortin: ", "did you mean sorting?"]),
+    ("optimizer=adamm", ["optimizer=adamm: ", "did you mean adam?", "sgd"]),
+    ("experiment=demoo", ["experiment=demoo: ", "did you mean demo?"]),
+    ("+experiment=demoo", ["experiment=demoo: ", "did you mean demo?"]),
+    ("analysis=[pathz]", ["analysis=pathz: ", "did you mean paths?", "residual"]),
+    ("modell=san", ["modell: unknown key", "did you mean model?"]),
+    ("model.norm=Pre", ["model.norm=Pre: ", "did you mean pre?", "none, pre, post"]),
+    ("device=gpu", ["device=gpu: ", "auto, cpu, cuda"]),
+    ("precision=fp16", ["precision=fp16: ", "fp32, bf16, fp64"]),
+    ("budget=big", ["budget=big: ", "smoke, laptop, paper"]),
+    ("task.label=foo", ["task.label=foo: ", "position, value"]),
+    ("task.name=foo", ["task.name=foo: ", "sorting"]),
+    ("analysis=[paths] analysis.paths.readout=foo", ["analysis.paths.readout=foo: ", "normalised, raw"]),
+    ("analysis=[residual] analysis.residual.variants=[foo]", ["analysis.residual.variants=foo: ", "full, no_mlp"]),
+    ("claims=[foo]", ["claims=foo: ", "paths_sum_to_output"]),
+    ("claims=[paths_sum_to_output]", ["claims=paths_sum_to_output: ", "analysis=paths"]),
+    ("published=foo", ["published=foo: ", "dong_fig4_sorting"]),
+    # wrong types
+    ("model.layers=abc", ["model.layers=abc: wants an integer"]),
+    ("model.layers=2.5", ["model.layers=2.5: wants an integer"]),
+    ("model.layers=", ["model.layers=: wants an integer"]),
+    ("seed=1e3", ["seed=1000.0: wants an integer"]),
+    ("optimizer.lr=fast", ["optimizer.lr=fast: wants a number"]),
+    ("model.skip=maybe", ["model.skip=maybe: wants true or false"]),
+    ("optimizer.milestones=3", ["optimizer.milestones=3: wants a list, as [a,b]"]),
+    ("optimizer.milestones=[a]", ["optimizer.milestones[0]=a: wants an integer"]),
+    ("claims=foo", ["claims=foo: wants a list, as [a,b]"]),
+    ("model.name=[a]", ["model.name=[a]: wants a text"]),
+    ("trainer=3", ["trainer=3: ", "trainer.<key>"]),
+    ("task.length=abc", ["task.length=abc: wants an integer"]),
+    ("task.repeats=maybe", ["task.repeats=maybe: wants true or false"]),
+    ("analysis=[residual] analysis.residual.variants=3", ["analysis.residual.variants=3: wants a list"]),
+    # null
+    ("seed=null", ["seed=null: null is not allowed"]),
+    ("model.layers=null", ["model.layers=null: null is not allowed"]),
+    ("model.norm=null", ["model.norm=null: null is not allowed", "none, pre, post"]),
+    ("optimizer.lr=null", ["optimizer.lr=null: null is not allowed"]),
+    ("task.length=null", ["task.length=null: null is not allowed"]),
+    ("claims=null", ["claims=null: null is not allowed"]),
+    ("out=null", ["out=null: null is not allowed"]),
+    # what does not go together
+    ("trainer.steps=null", ["trainer.steps=null trainer.epochs=null: ", "exactly one"]),
+    ("trainer.epochs=3", ["trainer.steps=1000 trainer.epochs=3.0: ", "exactly one"]),
+    ("model.heads=5", ["model.width=48: ", "model.heads=5", "model.head_width"]),
+    ("model.mask=window", ["model.window=null: ", "model.mask=window"]),
+    ("model.window=3", ["model.window=3: ", "model.mask=none"]),
+    ("model.mlp=false model.mlp_skip=true", ["model.mlp_skip=true: ", "model.mlp=true"]),
+    ("optimizer.schedule=multistep", ["optimizer.milestones=[]: ", "optimizer.schedule=multistep"]),
+    ("analysis=[samples]", ["analysis=samples: needs a task with text; task.name=sorting has none; use task=char_lm"]),
+    ("analysis=[rollout]", ["analysis=rollout: needs a task with a trajectory", "use task=circle_arcs"]),
+    ("-m analysis=[residual],[bounds] model=l2", ["analysis=bounds: needs the softmax of dot products alone"]),
+    ("task=convex_hull model=lstm", ["model.kind=lstm: reads tokens, and this task has coordinates"]),
+    ("task=char_lm model.width=16", ["model.mask=none: ", "use model.mask=causal"]),
+    ("task=circle_arcs objective=test_accuracy", ["objective=test_accuracy: ", "allowed are test_loss, train_seconds"]),
+    ("objective=valid_loss", ["objective=valid_loss: ", "allowed are test_accuracy, test_loss, train_seconds"]),
+    ("task=circle_arcs trainer.target_accuracy=0.9", ["trainer.target_accuracy=0.9: ", "use null"]),
+    ("task.repeats=false task.alphabet=3", ["task.alphabet=3: ", "task.length=8", "at least 8"]),
+    # out of range
+    ("seed=-1", ["seed=-1: out of range", "from 0 to"]),
+    ("seed=99999999999999999999", ["seed=99999999999999999999: out of range"]),
+    ("replicas=0", ["replicas=0: out of range", "from 1 to"]),
+    ("++model.layers=0", ["model.layers=0: out of range", "from 1 to 1024"]),
+    ("model.dropout=1", ["model.dropout=1.0: out of range", "0.99"]),
+    ("optimizer.lr=nan", ["optimizer.lr=nan: out of range"]),
+    ("task.length=0", ["task.length=0: out of range", "values from 2"]),
+    ("task.test_size=0", ["task.test_size=0: out of range", "values from 1"]),
+    # sweeps without -m
+    ("model.layers=1,2", ["model.layers=1,2: several values; add -m"]),
+    ("model=san,san_mlp", ["model=san,san_mlp: several values; add -m"]),
+    ("seed=range(3)", ["seed=range(3): several values; add -m"]),
+    ("model.layers=choice(1,2)", ["model.layers=choice(1,2): several values; add -m"]),
+    # not an override at all
+    ("foo", ["foo: not understood; give key=value"]),
+    ("model.layers==3", ["model.layers==3: not understood; give key=value"]),
+    ("analysis=[paths", ["analysis=[paths: not understood", "brackets"]),
+    ("~foo", ["Could not delete from config. 'foo'"]),
+    ("model.width=${nowhere}", ["model.width: ", "nowhere"]),
+    ("-m foo", ["foo: not understood; give key=value"]),
+    # references that lead nowhere or to what a key cannot be, and groups in groups
+    ("claims=${oc.decode:null}", ["claims=null: null is not allowed here"]),
+    ("budget=${nowhere}", ["budget: Interpolation key 'nowhere' not found"]),
+    ("budget=${oc.decode:'[1'}", ["budget: GrammarParseError"]),
+    ("-m seed=1,2 hydra.sweep.dir=${nowhere}", ["hydra.sweep.dir: Interpolation key"]),
+    ("++analysis.paths=3", ["analysis.paths=3: is a group of keys"]),
+    ("analysis=[[paths]]", ["analysis=[[paths]]: a list of a group's choices holds names alone"]),
+    ("--config-name=analyze", ["--config-name: not an option of rankbench"]),
+    # very long
+    (f"seed={'9' * 5000}", ["seed=9", "too many digits"]),
+    (f"model.norm={'y' * 5000}", ["model.norm=y", " ... ", "none, pre, post"]),
+]
+
+
+@pytest.mark.parametrize(("typed", "parts"), BAD, ids=[typed[:60] for typed, _ in BAD])
+def test_bad_input_is_one_line_and_makes_no_folder(typed, parts, tmp_path, command="train"):
+    line = refused(command, *typed.split(), at=tmp_path)
+    assert len(line) < 3000  # a long list of what is allowed stays whole
+    assert line.startswith(f"rankbench {command}: {parts[0]}")
+    for part in parts:
+        assert part in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_cuda_where_there_is_none(tmp_path, monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    line = refused("train", "device=cuda", at=tmp_path)
+    assert line.startswith("rankbench train: device=cuda: ") and "device=cpu" in line
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("typed", "parts"),
+    [
+        ("run=missing", ["run=missing: no config.yaml there", "run=latest"]),
+        ("run=latest", ["run=latest: no run with a checkpoint", "rankbench train"]),
+        ("trainer.steps=3", ["trainer.steps: analyze does not train", "rankbench train"]),
+        ("optimizer=sgd", ["optimizer: no such group", "task"]),
+        ("analysis.residual.sequences=0", ["analysis.residual.sequences=0: out of range; allowed are values from 1"]),
+        ("analysis=[curves]", ["analysis=curves: needs a training of ours; a fresh network does not fit; give run="]),
+        ("analysis=[dynamics]", ["analysis=dynamics: needs a training of ours; a fresh network does not fit"]),
+        ("model.layers=0", ["model.layers=0: out of range"]),
+    ],
+)
+def test_bad_input_to_analyze(typed, parts, tmp_path):
+    test_bad_input_is_one_line_and_makes_no_folder(typed, parts, tmp_path, "analyze")
+
+
+@pytest.mark.parametrize("typed", ["model=null", "task=null", "=3"])
+def test_a_group_that_is_no_choice_is_one_line(typed, tmp_path):
+    refused("train", typed, at=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("typed", ["~seed", "~model", "~task", "~trainer"])
+def test_a_removed_key_is_one_line(typed, tmp_path):
+    line = refused("train", typed, at=tmp_path)
+    assert typed.removeprefix("~") in line
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("typed", "parts"),
+    [("modell.layers=1,2", ["modell: ", "did you mean model?"]), ("model=sann,san", ["model=sann: ", "did you mean"])],
+)
+def test_a_misspelt_sweep_trains_nothing(typed, parts, tmp_path):
+    result = rankbench("train", "-m", typed, *TINY[1:], at=tmp_path)
+    assert result.code == 1 and "Traceback" not in result.err and result.out == ""
+    line = result.err.splitlines()[-1]
+    assert line.startswith(f"rankbench train: {parts[0]}") and parts[1] in line
+    assert not list(tmp_path.rglob("metrics.csv"))
+
+
+def test_a_sweep_of_what_cannot_be_makes_no_folder(tmp_path):
+    line = refused("train", "-m", "model.layers=0", "seed=0,1", *TINY[1:], at=tmp_path)
+    assert line.startswith("rankbench train: model.layers=0: out of range")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("out", ["file", "file/inside"])
+def test_a_folder_that_cannot_be_made_is_one_line(out, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    line = refused("train", *TINY, f"out={out}", at=tmp_path)
+    assert out in line
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_file_is_no_run(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    assert "run=file" in refused("analyze", "run=file", at=tmp_path)
+
+
+def test_a_run_without_a_checkpoint_is_refused_before_a_folder_is_made(copied, tmp_path):
+    (copied / "checkpoint.safetensors").unlink()
+    line = refused("analyze", "run=copied", at=tmp_path)
+    assert "checkpoint.safetensors" in line
+    assert [path.name for path in tmp_path.iterdir()] == ["copied"]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("rollout", "task.name=sorting has none"), ("dynamics", "needs trainer.dynamics_every, "), ("bounds", "")],
+)
+def test_an_analysis_that_does_not_fit_the_run_is_refused_before_a_folder_is_made(copied, tmp_path, name, said):
+    if name == "bounds":  # the run's own model counts, not the one that analyze has by default
+        text = (copied / "config.yaml").read_text()
+        (copied / "config.yaml").write_text(text.replace("attention: dot", "attention: l2"))
+    assert f"analysis={name}: needs" in (line := refused("analyze", "run=copied", f"analysis=[{name}]", at=tmp_path))
+    assert said in line
+    assert [path.name for path in tmp_path.iterdir()] == ["copied"]
+
+
+def test_completion_of_another_shell_is_one_line(tmp_path):
+    assert "completion tcsh: of which shell?" in refused("completion", "tcsh", at=tmp_path)
+
+
+def test_analyze_takes_a_preset(tmp_path):
+    assert (
+        "replicas: 2"
+        in succeeds("analyze", "experiment=demo", "budget=smoke", "--cfg", "job", "--resolve", at=tmp_path).out
+    )
+    assert "trainer" not in refused("analyze", "experiment=demo", "analysis=[pathz]", at=tmp_path)
+
+
+# --- tracebacks and interruptions ------------------------------------------------------------------------------------
+
+
+def test_hydra_full_error_raises_for_debugging(tmp_path):
+    with pytest.raises(HydraException):
+        rankbench("train", "model.layers=abc", at=tmp_path, full_error="1")
+    assert rankbench("train", "model.layers=abc", at=tmp_path, full_error="0").code == 1
+
+
+def test_a_fault_of_ours_keeps_its_traceback(tmp_path, monkeypatch):
+    def broken(config):
+        raise ZeroDivisionError("ours")
+
+    monkeypatch.setattr("rankbench.commands.train.run", broken)
+    with pytest.raises(ZeroDivisionError, match="ours"):
+        rankbench("train", *TINY, at=tmp_path)
+
+
+def test_an_interrupted_analysis_says_how_to_go_on(tmp_path, monkeypatch):
+    from rankbench.analysing import runner
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "measure", interrupted)
+    words = ["analyze", *(word for word in TINY if not word.startswith(("trainer.", "optimizer."))), "out=mine"]
+    result = rankbench(*words, at=tmp_path)
+    line = "rankbench analyze: interrupted; the same command with out=mine continues"
+    assert result.code == 130 and result.err.splitlines()[-1] == line
+
+
+def test_an_interruption_outside_of_training_is_one_line(tmp_path, monkeypatch):
+    def interrupted(config):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rankbench.commands.train.run", interrupted)
+    result = rankbench("train", *TINY, at=tmp_path)
+    assert (result.code, result.err) == (130, "rankbench train: interrupted\n")
+
+
+def test_interrupted_training_says_how_to_go_on(tmp_path):
+    words = [word for word in TINY if not word.startswith("trainer.steps")]
+    metrics, deadline = tmp_path / "run" / "metrics.csv", time.monotonic() + 120
+    words = ["train", *words, "trainer.steps=10000000", "out=run"]
+    with begin(*words, at=tmp_path, errors=tmp_path / "errors.txt") as process:
+        while not metrics.exists() or len(metrics.read_text().splitlines()) < 4:
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        os.kill(process.pid, signal.SIGINT)
+        assert process.wait() == 130
+    assert "Traceback" not in process.errors.read_text()
+    assert re.fullmatch(r"rankbench train: stopped at step \d+ of 10000000; .* out=run continues", process.last_line)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "running"
+    assert (tmp_path / "run" / "training_state.safetensors").exists()
+
+
+# --- the wheel -------------------------------------------------------------------------------------------------------
+
+
+def test_the_wheel_holds_conf_and_the_page_of_keys():
+    import tomllib
+
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]
+    assert build["wheel"]["force-include"] == {
+        "conf": "rankbench/conf",
+        **{f"docs/{name}.md": f"rankbench/docs/{name}.md" for name in ("CONFIG", "TABLES", "METRICS")},
+    }
+    assert build["wheel"]["packages"] == ["rankbench"] and {"/conf", "/docs"} <= {*build["sdist"]["include"]}
+
+
+def test_conf_dir_prefers_the_packaged_folder(tmp_path, monkeypatch):
+    from rankbench.config import schema
+
+    package = tmp_path / "site" / "rankbench"
+    package.mkdir(parents=True)
+    monkeypatch.setattr(schema, "__file__", str(package / "config" / "schema.py"))
+    (tmp_path / "site" / "conf").mkdir()
+    assert schema.conf_dir.__wrapped__() == tmp_path / "site" / "conf"  # a checkout
+    (package / "conf").mkdir()
+    assert schema.conf_dir.__wrapped__() == package / "conf"  # a wheel, whatever stands beside it
+
+
+# --- presets and printed folders -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("train", "experiment=dong_claim31"), "trains nothing; use `rankbench analyze experiment=dong_claim31`"),
+        (("analyze", "experiment=demo"), "trains what it measures; use `rankbench train experiment=demo`"),
+    ],
+)
+def test_a_preset_under_the_wrong_command_is_refused(words, message, tmp_path):
+    done = rankbench(*words, at=tmp_path)
+    assert done.code == 1 and message in done.err and len(done.err.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_list_names_every_preset_with_its_command(tmp_path):
+    listed = rankbench("list", "_", at=tmp_path).out  # a sign that every name or claim has
+    for path in (conf_dir() / "experiment").glob("*_*.yaml"):
+        verb = path.read_text().split("# rankbench ")[1].split()[0]
+        assert f"\n  {path.stem}\n      rankbench {verb}; " in f"\n{listed}"
+
+
+def test_a_folder_is_taken_as_it_was_printed():
+    folder = "outputs/train/now/3_model=san,it's"
+    (word,) = as_keys("analyze", [f"run={folder}"])
+    (override,) = OverridesParser.create().parse_overrides([word])
+    assert override.value() == folder
+    assert as_keys("analyze", ["-m", "run=a,b"]) == ["-m", "run=a,b"]
+
+
+def test_a_sweeps_folder_stands_for_every_run_in_it_that_has_weights(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = ["0_model=san,it's", "1_model=san_mlp", "10_model=san_skip", "2_young"]
+    Sweep(tmp_path / "heads").list_jobs([Job(name, ()) for name in names])
+    for name in names[:3]:
+        (tmp_path / "heads" / name).mkdir()
+        (tmp_path / "heads" / name / "checkpoint.safetensors").touch()
+    multirun, word, other = as_keys("analyze", ["run=heads", "analysis=[paths]"])
+    assert (multirun, other) == ("-m", "analysis=[paths]")
+    (override,) = OverridesParser.create().parse_overrides([word])
+    assert override.is_sweep_override()
+    assert [value.text for value in override.value().list] == [f"heads/{name}" for name in names[:3]]
+    assert as_keys("analyze", [f"run='heads/{names[1]}'"]) == [f"run='heads/{names[1]}'"]
+    assert as_keys("analyze", ["run=nowhere"]) == ["run=nowhere"]

@@ -1,0 +1,319 @@
+"""rankbench.commands.failures: how commands end that cannot go on, through no fault of ours."""
+
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import ClassVar
+
+import pandas as pd
+import pytest
+import torch
+from command_line import rankbench, refused, succeeds
+from forked import begin, fork
+
+from rankbench.analyses import ANALYSES, Analysis
+from rankbench.analysing import runner
+from rankbench.commands import cli
+from rankbench.commands.failures import refusal_of
+from rankbench.config.keys import ConfigError, printable
+from rankbench.config.schema import conf_dir
+from rankbench.tasks import Batch, check_sample
+from rankbench.training import loop
+
+pytestmark = pytest.mark.usefixtures("unpainted", "rounded_once")
+SIZES = [
+    "model.layers=1",
+    "model.width=8",
+    "task.length=4",
+    "task.alphabet=5",
+    "task.train_size=20",
+    "task.test_size=9",
+]
+TINY = [*SIZES, "trainer.batch_size=8", "trainer.steps=2", "trainer.eval_every=2"]
+MEASURED = ["analysis=[residual]", "analysis.residual.sequences=2", "analysis.residual.variants=[full]"]
+
+
+# --- streams ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_command_without_a_standard_stream_does_its_work(closed, tmp_path):
+    """Daemons and schedulers close them; Python then has None in their place, and the next file takes their number."""
+    words = f'"{sys.executable}" -m rankbench __complete 1 train {closed}; echo $? >code'
+    subprocess.run(["sh", "-c", words], cwd=tmp_path, capture_output=True, timeout=120, check=True)
+    assert (tmp_path / "code").read_text() == "0\n"
+
+
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+def test_a_training_without_a_standard_stream_ends_well(name, tmp_path):
+    def call():
+        os.close({"stdout": 1, "stderr": 2}[name])
+        setattr(sys, name, None)
+        sys.argv = ["rankbench", "train", *TINY, "out=run"]
+        cli.main()
+
+    with fork(call, at=tmp_path, errors=tmp_path / "errors.txt") as process:
+        assert process.wait() == 0
+    assert (tmp_path / "run" / "checkpoint.safetensors").exists()
+    files = [path for path in (tmp_path / "run").iterdir() if path.is_file() and path.name != "train.log"]
+    assert not any(b"test accuracy" in path.read_bytes() for path in files)
+
+
+class Gone(io.StringIO):
+    """An output whose reader has exited."""
+
+    def write(self, _):
+        raise BrokenPipeError(32, "Broken pipe")
+
+
+@pytest.mark.parametrize("words", [["-m", "seed=0,1"], []], ids=["sweep", "run"])
+def test_a_reader_that_has_exited_ends_a_command_in_silence(words, tmp_path):
+    errors = tmp_path / "errors.txt"
+
+    def call():
+        sys.stdout = Gone()
+        sys.argv = ["rankbench", "train", *words, *TINY, "out=out"]
+        cli.main()
+
+    with fork(call, at=tmp_path, errors=errors) as process:
+        assert process.wait() == 141
+    assert "overrides" not in errors.read_text() and "rankbench" not in errors.read_text()
+
+
+def test_a_letter_that_the_terminal_does_not_know_is_printed_by_its_number(tmp_path, monkeypatch):
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    monkeypatch.setattr(sys, "argv", ["rankbench", "train", "--help", "model"])
+    cli.main()
+    assert b"model.layers" in written.getvalue()
+
+
+def test_a_wrong_backend_of_matplotlib_is_not_ours_to_refuse(tmp_path, monkeypatch):
+    monkeypatch.setenv("MPLBACKEND", "nonsense")
+
+    def call():
+        sys.argv = ["rankbench", "--version"]
+        cli.main()
+        assert "MPLBACKEND" not in os.environ
+
+    with fork(call, at=tmp_path, errors=tmp_path / "errors.txt") as process:
+        assert process.wait() == 0
+
+
+def test_memory_that_does_not_hold_torch_is_one_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "rankbench.runs.machine", _Full("rankbench.runs.machine"))
+    assert str(refusal_of(MemoryError())).startswith("out of memory while starting; ")
+
+
+def test_a_killed_worker_of_joblib_is_one_line():
+    error = type("TerminatedWorkerError", (RuntimeError,), {})("A worker process was unexpectedly terminated")
+    assert str(refusal_of(error)).startswith("cluster=joblib: a worker was killed, ")
+
+
+class _Full(ModuleType):
+    def __getattr__(self, _):
+        raise MemoryError
+
+
+def test_control_characters_and_lone_surrogates_are_escaped():
+    assert printable("a\x1b[31m\udc80\u2028é\n") == r"a\x1b[31m\udc80\u2028é\n"
+    assert str(ConfigError("a\nb\x07")) == r"a b\x07"
+
+
+# --- signals ---------------------------------------------------------------------------------------------------------
+
+
+def _waiting(*_, **__):
+    open("waits", "w").close()
+    time.sleep(100)
+
+
+@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGHUP], ids=lambda kind: kind.name)
+@pytest.mark.parametrize(
+    ("module", "name", "words", "line"),
+    [
+        (runner, "measure", ["analyze", *SIZES, *MEASURED], "interrupted; the same command with out=out continues"),
+        (runner, "measure", ["train", *TINY, *MEASURED], "interrupted; the same command with out=out continues"),
+        (loop, "_opened", ["train", *TINY], "interrupted; the same command with out=out continues"),
+        (sys.modules["rankbench.tasks"], "check_sample", ["train", *TINY], "interrupted"),
+    ],
+    ids=["analyze", "analyses of a training", "begins", "starts"],
+)
+def test_a_signal_ends_a_command_as_an_interrupt_does(kind, module, name, words, line, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, name, _waiting)
+    if name == "check_sample":
+        monkeypatch.setattr("rankbench.commands.checks.check_corpus", _waiting)
+    with begin(*words, "out=out", at=tmp_path, errors=tmp_path / "errors.txt") as process:
+        deadline = time.monotonic() + 120
+        while not (tmp_path / "waits").exists():
+            assert process.poll() is None and time.monotonic() < deadline, process.last_line
+            time.sleep(0.01)
+        os.kill(process.pid, kind)
+        os.kill(process.pid, kind)  # a closed terminal and its shell both send one
+        assert process.wait() == 130
+    assert process.last_line == f"rankbench {words[0]}: {line}"
+    assert "Traceback" not in process.errors.read_text()
+
+
+# --- a user's own code -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "raised", "number"),
+    [
+        ("def build():\n    return [][1]", "IndexError: list index out of range", 2),
+        ("def build():\n    exit(0)", "SystemExit: 0", 2),
+        ("raise SystemExit", "SystemExit", 1),
+        ("import json\n\ndef build():\n    return json.loads('{')", "JSONDecodeError: ", 4),
+        ("def build(:", "SyntaxError: ", 1),
+        ("def build():\n    raise OSError(2, 'gone', 'file')", "FileNotFoundError: ", 2),
+        ("def build():\n    raise ValueError('\\udc80\\x1b[31m')", r"ValueError: \udc80\x1b[31m", 2),
+    ],
+)
+@pytest.mark.parametrize("is_file", [True, False])
+def test_an_error_in_a_users_module_is_a_line_and_the_users_own_frames(body, raised, number, is_file, tmp_path):
+    name = f"mine_{abs(hash((body, is_file)))}"
+    (tmp_path / f"{name}.py").write_text(body + "\n")
+    model = f"model={name}.py:build" if is_file else f"model={name}:build"
+    result = rankbench("analyze", model, "analysis=[residual]", "out=out", at=tmp_path)
+    line, *frames = result.err.splitlines()
+    assert result.code == 1
+    assert re.match(
+        rf"rankbench analyze: (.*/)?{name}.py, line {number}: your own code raised {re.escape(raised)}", line
+    )
+    named = [frame for frame in frames if frame.startswith("  File ")]
+    assert named and all(f"{name}.py" in frame for frame in named)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_error_in_a_plugins_analysis_does_not_stop_the_other_jobs_of_a_sweep(tmp_path, monkeypatch):
+    code = """
+from dataclasses import replace
+from rankbench.analyses import ANALYSES as OURS
+
+def table(subject, options):
+    if subject.seed == 0:
+        raise SystemExit
+    return OURS["residual"].table(subject, options)
+
+ANALYSES = {"residual_twice": replace(OURS["residual"], table=table)}
+"""
+    folder = tmp_path / "conf" / "analysis"
+    folder.mkdir(parents=True)
+    (tmp_path / "plug_that_exits.py").write_text(code)
+    shipped = (conf_dir() / "analysis" / "residual.yaml").read_text()
+    (folder / "residual_twice.yaml").write_text(shipped.replace("analysis.residual", "analysis.residual_twice"))
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    words = ["plugins=plug_that_exits", "analysis=[residual_twice]", "seed=0,1"]
+    errors = tmp_path / "errors.txt"
+    with begin("train", "-m", *TINY, *words, "out=sweep", at=tmp_path, errors=errors) as process:
+        assert process.wait() == 1
+    printed = errors.read_text()
+    assert "plug_that_exits.py, line 7: your own code raised SystemExit; " in printed
+    assert "Traceback" not in printed and "hydra" not in printed
+    assert len(list(tmp_path.glob("sweep/*/residual_twice.csv"))) == 1
+
+
+def wrong(value):
+    return Analysis(dict, lambda *_: value, None, str, {}, ())
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (None, "its table gave a NoneType"),
+        ([1], "its table gave a list"),
+        (pd.Series([1]), "its table gave a Series"),
+        (pd.DataFrame(), "its table gave no rows"),
+        (pd.DataFrame({"a": []}), "its table gave no rows"),
+        (pd.DataFrame({"a": [1], "seed": [1]}), "its table gave seed"),
+    ],
+    ids=str,
+)
+def test_what_is_no_table_of_an_analysis_is_one_line(value, said, monkeypatch):
+    @dataclass
+    class Subject:
+        seed: int = 0
+        who: ClassVar[dict] = {"run": "a", "task": "b", "model": "c", "seed": 0}
+
+    monkeypatch.setitem(ANALYSES, "mine", wrong(value))
+    with pytest.raises(
+        ConfigError, match=f"^analysis=mine: {said}; a table returns a DataFrame with rows, without run"
+    ):
+        runner.measure("mine", {}, [Subject()])
+
+
+@pytest.mark.parametrize("part", ["digest", "figure"])
+def test_what_is_no_digest_or_figure_is_one_line(part, tmp_path, monkeypatch):
+    monkeypatch.setitem(ANALYSES, "residual", replace(ANALYSES["residual"], **{part: lambda *_: None}))
+    result = rankbench("analyze", *SIZES, *MEASURED, "out=out", at=tmp_path)
+    kind = {"digest": "str", "figure": "Figure"}[part]
+    line = f"rankbench analyze: analysis=residual: its {part} gave a NoneType; return a {kind}"
+    assert result.code == 1 and result.err.splitlines()[-1] == line
+
+
+# --- a plug-in's task ------------------------------------------------------------------------------------------------
+
+TOKENS = torch.tensor([[0, 1, 4], [2, 3, -1]])
+
+
+@dataclass(frozen=True)
+class Mine:
+    """A task with the batch that it is given."""
+
+    batch: object
+    target_kind: str = "classes"
+    input_kind: ClassVar[str] = "tokens"
+    name: ClassVar[str] = "mine"
+    num_inputs: ClassVar[int] = 5
+    num_outputs: ClassVar[int] = 5
+    length: ClassVar[int] = 4
+
+    def sample(self, num_sequences, generator):
+        assert num_sequences == 2 and isinstance(generator, torch.Generator)
+        return self.batch
+
+
+@pytest.mark.parametrize(
+    ("batch", "kind", "said"),
+    [
+        (None, "classes", "gave a NoneType; return a Batch of two tensors"),
+        ((TOKENS, TOKENS), "classes", "gave a tuple; "),
+        (Batch(TOKENS, None), "classes", "gave a Batch; return a Batch of two tensors"),
+        (Batch(TOKENS, TOKENS[:, :2]), "classes", "gave targets of shape (2, 2); allowed are (2, 3), with up to "),
+        (Batch(TOKENS[1:], TOKENS[1:]), "classes", "gave inputs of shape (1, 3); allowed are (2, 3)"),
+        (Batch(TOKENS[:, 0], TOKENS[:, 0]), "classes", "gave inputs of shape (2,); allowed are (2, 4)"),
+        (Batch(TOKENS.repeat(1, 2), TOKENS.repeat(1, 2)), "classes", "gave inputs of shape (2, 6); "),
+        (Batch(TOKENS.float(), TOKENS), "classes", "gave inputs of torch.float32; allowed is torch.int64"),
+        (Batch(TOKENS + 1, TOKENS), "classes", "gave inputs from 0 to 5; allowed are values from 0 to 4"),
+        (Batch(TOKENS, TOKENS - 1), "classes", "gave targets from -2 to 3; "),
+        (Batch(TOKENS, TOKENS), "numbers", "gave targets of shape (2, 3); allowed are (2, 3, 5)"),
+        (Batch(TOKENS, torch.zeros(2, 3, 5).long()), "numbers", "gave targets of torch.int64; allowed is a floating"),
+    ],
+)
+def test_sequences_that_do_not_fit_their_task_are_one_line(batch, kind, said):
+    with pytest.raises(ConfigError) as error:
+        check_sample(Mine(batch, kind))
+    assert said in str(error.value).partition("task=mine: sample")[2] and "\n" not in str(error.value)
+
+
+def test_sequences_that_fit_their_task_pass():
+    check_sample(Mine(Batch(TOKENS, TOKENS)))
+    check_sample(Mine(Batch(TOKENS, torch.zeros(2, 3, 5)), "numbers"))
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_module_larger_than_the_memory_is_one_line_with_the_bytes(tmp_path):
+    (tmp_path / "vast.py").write_text("import torch\n\ndef build():\n    return torch.nn.Linear(10**7, 10**7)\n")
+    line = refused("analyze", "model=vast.py:build", "analysis=[residual]", "out=out", at=tmp_path)
+    assert line.startswith("rankbench analyze: out of memory (") and "400000000000000 bytes" in line
+    assert re.search(r"; this machine has [\d.,]+ GiB$", line)
+    assert succeeds("--version", at=tmp_path).out

@@ -1,0 +1,322 @@
+"""rankbench.config.plugins: what the package in tests/example_plugin brings, named or installed."""
+
+import re
+import shutil
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from matplotlib.text import Text
+
+import rankbench as rb
+from rankbench.analyses import ANALYSES
+from rankbench.analysing.subjects import subjects_of_run
+from rankbench.commands.completion import candidates
+from rankbench.commands.compose import as_keys, compose, load_plugins, resolve
+from rankbench.commands.composition import composed
+from rankbench.commands.explain import explained
+from rankbench.commands.listing import listing
+from rankbench.commands.usage import usage
+from rankbench.config import plugins, schema
+from rankbench.config.keys import ConfigError
+from rankbench.judging import CLAIMS, PAPERS, figures_published, judge
+from rankbench.judging.registries import paper_of
+from rankbench.measures.law import LAWS
+from rankbench.model import initial_model
+from rankbench.model.weightings import ATTENTIONS
+from rankbench.report.scoreboard import scoreboard
+from rankbench.runs.machine import Machine
+from rankbench.runs.tables import read_table
+from rankbench.tasks import TASKS, build_task
+from rankbench.training.optimizers import OPTIMIZERS
+
+EXAMPLE = Path(__file__).parents[1] / "example_plugin"
+NAMED = "plugins=[lettercount]"
+OWN = {"nobody_small_weights", "law_letters_alike", "letters_alike", "Nobody 2026"}
+
+
+@contextmanager
+def process(*path):
+    """What a process has that has taken no plug-in yet and finds modules in these folders, too."""
+    state = [TASKS, ANALYSES, ATTENTIONS, OPTIMIZERS, *(registry.held for registry in (CLAIMS, LAWS, PAPERS))]
+    state += [schema.ATTENTIONS, schema.OPTIMIZERS, plugins.FOUND, plugins.LOADED, sys.path]
+    before = [held.copy() for held in state]
+    sys.path[:] = [*map(str, path), *sys.path]
+    try:
+        yield
+    finally:
+        for held, old in zip(state, before, strict=True):
+            held.clear()
+            held.extend(old) if isinstance(held, list) else held.update(old)
+        for name in ("lettercount", "mine", "evil"):
+            sys.modules.pop(name, None)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    with process(EXAMPLE):
+        yield rb.train(NAMED, "experiment=counting", out=tmp_path_factory.mktemp("runs") / "run")
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """A new process that finds modules in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    with process(tmp_path):
+        plugins.FOUND.clear()
+        plugins.LOADED.clear()
+        for name in ("letter_count", "modular_addition", "weight_sizes", "inverse_square", "sign_sgd"):
+            for registry in (TASKS, ANALYSES, ATTENTIONS, OPTIMIZERS):
+                registry.pop(name, None)
+        for registry in (CLAIMS, LAWS, PAPERS):
+            for name in OWN & set(registry):
+                del registry[name]
+        schema.ATTENTIONS[:], schema.OPTIMIZERS[:] = ATTENTIONS, OPTIMIZERS
+        sys.modules.pop("lettercount", None)
+        yield tmp_path
+
+
+def test_task_analysis_and_preset_of_a_named_plugin(run):
+    assert run.config.plugins == ["lettercount"] and run.config.task["name"] == "letter_count"
+    sizes = run.table("weight_sizes").query("weights == 'trained'").set_index("parameter").weight_size
+    weights = {name: weight[0].double().square().sum().sqrt().item() for name, weight in run.weights().items()}
+    assert sizes.to_dict() == pytest.approx(weights, rel=1e-12) and weights
+
+
+def test_a_claim_of_a_plugins_paper_is_judged_beside_its_published_number(run, elsewhere):
+    (verdict,) = read_table(run.folder / "verdicts.csv").to_dict("records")
+    assert (verdict["claim"], verdict["outcome"], verdict["published"]) == ("nobody_small_weights", "held", 2.5)
+    sizes = run.table("weight_sizes")
+    assert verdict["measured"] == pytest.approx(sizes.weight_size.max(), rel=1e-12)
+    sys.path.append(str(EXAMPLE))
+    with pytest.raises(ConfigError, match=r"^claims=nobody_small_weights: unknown"):
+        rb.analyze(["model=san", "claims=[nobody_small_weights]"], "residual")
+    tables = rb.analyze(run, "paths", plugins="lettercount", sequences=4, repeats=1)
+    assert paper_of(verdict["source"]) == "Nobody 2026"
+    assert "letter_count_weights" in figures_published()
+    figure = rb.plot(tables["paths"], published="letter_count_weights")
+    assert any("Nobody" in text.get_text() for text in figure.findobj(Text))
+    with pytest.raises(ConfigError, match=r"^published=letter_count: unknown, did you mean letter_count_weights"):
+        rb.plot(tables["paths"], published="letter_count")
+
+
+def test_a_law_of_a_plugin_is_judged_and_drawn(elsewhere):
+    sys.path.append(str(EXAMPLE))
+    words = [NAMED, "model=san", "model.layers=1", "replicas=5", "claims=[law_letters_alike]"]
+    table = rb.analyze(words, "laws", law="letters_alike", out=elsewhere / "laws")["laws"]
+    (verdict,) = read_table(elsewhere / "laws" / "verdicts.csv").to_dict("records")
+    assert (verdict["claim"], verdict["outcome"]) == ("law_letters_alike", "held")
+    assert (elsewhere / "laws" / "laws.png").exists()
+    assert rb.plot(table).axes[0].get_xlabel() == "letters in the alphabet"
+    # letters that are alike more often than they should be
+    off = table.assign(value=table.value + 0.05 * (table.curve == "simulated"))
+    assert judge("law_letters_alike", off)[0]["outcome"] == "failed"
+    assert "letters_alike" in usage("analyze", [NAMED, "analysis.laws.law"])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("source,figure\nmine,fig1\n", "has the columns source, figure; they must be source, figure, where, "),
+        ("source,figure,where,series,x,value,unit\nme,kim_table2,,a,1,2,nats\n", "figure kim_table2 exists already"),
+    ],
+)
+def test_published_numbers_that_do_not_fit_are_refused(elsewhere, text, said):
+    (elsewhere / "mine.py").write_text("TASKS = {}")
+    (elsewhere / "published.csv").write_text(text)
+    load_plugins(["mine"])
+    with pytest.raises(ConfigError, match=f"published.csv: {said}"):
+        figures_published()
+
+
+def test_a_finite_set_is_split_anew_by_each_seed_without_an_overlap(elsewhere):
+    sys.path.append(str(EXAMPLE))
+    words = [NAMED, "task=modular_addition", "model=transformer", "model.layers=1", "trainer.steps=6"]
+    words += ["trainer.batch_size=5", "trainer.eval_every=3", "replicas=2"]  # 5 batches are an epoch
+    run = rb.train(*words, out=elsewhere / "run")
+    metrics = run.metrics.set_index(["seed", "step", "split"]).accuracy
+    task = TASKS["modular_addition"]("modular_addition", 7, 25, None)
+    trained_on = set()
+    for seed, subject in enumerate(subjects_of_run(run, Machine.prepare(compose("analyze", "precision=fp64")))):
+        splits = {"train": subject.train, "test": subject.test}
+        pairs = {name: set(map(tuple, batch.inputs[:, :2].tolist())) for name, batch in splits.items()}
+        assert len(pairs["train"]) == 25 and len(pairs["test"]) == 24 == task.num_test
+        assert not pairs["train"] & pairs["test"]
+        for batch in splits.values():
+            assert (batch.targets[:, 2] == batch.inputs[:, :2].sum(1) % 7).all() and (batch.targets[:, :2] == -1).all()
+        # the same split as in training: the recorded accuracy is that of these sequences
+        right = subject.network(subject.test.inputs)[:, 2].argmax(-1) == subject.test.targets[:, 2]
+        assert metrics[seed, 6, "test"] == pytest.approx(right.double().mean().item())
+        trained_on.add(frozenset(pairs["train"]))
+    assert len(trained_on) == 2
+    drawn = task.sample(500, torch.Generator().manual_seed(0))
+    assert len(drawn.inputs.unique(dim=0)) == 49
+    tables = rb.analyze(run, "paths", plugins="lettercount", sequences=4, repeats=1)
+    assert tables["paths"].remainder.max() < 1e-13
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["task.train_size=49"], "task.train_size=49: task.name=modular_addition has 49 sequences in all"),
+        (
+            ["task.train_size=40", "task.test_size=10"],
+            "task.test_size=10: of 49 sequences task.train_size=40 leaves 9",
+        ),
+        (["task.modulus=1000000"], "beyond_memory=false: needs at least"),  # all other pairs are test sequences
+    ],
+)
+def test_a_split_that_a_finite_set_does_not_have_is_refused(elsewhere, words, said):
+    sys.path.append(str(EXAMPLE))
+    with pytest.raises(ConfigError, match=f"^{re.escape(said)}"):
+        rb.train(NAMED, "task=modular_addition", "model.layers=1", *words, out=elsewhere / "run")
+    assert not (elsewhere / "run").exists()
+
+
+def test_an_attention_of_a_plugin_trains_and_its_paths_add_up(elsewhere):
+    sys.path.append(str(EXAMPLE))
+    words = [NAMED, "model=inverse_square", "model.layers=2", "model.mask=causal", "task.length=4", "trainer.steps=2"]
+    run = rb.train(*words, "trainer.eval_every=1", "trainer.batch_size=4", out=elsewhere / "run")
+    (log_s_1,) = run.weights()["blocks.1.attention.own.log_s"]
+    assert log_s_1.item() != 0  # it began there, and has learned
+    tables = rb.analyze(run, "paths", plugins="lettercount", sequences=2, repeats=1)
+    assert tables["paths"].remainder.max() < 1e-13
+    with pytest.raises(
+        ConfigError, match=r"^model.attention=inverse_square: residual coordinates follow dot, l2 alone"
+    ):
+        rb.analyze(run, "collapse", plugins="lettercount")
+    with pytest.raises(ConfigError, match="analysis=bounds: needs the softmax of dot products alone"):
+        rb.analyze(run, "bounds", plugins="lettercount")
+
+
+def test_an_update_rule_of_a_plugin_trains(elsewhere):
+    sys.path.append(str(EXAMPLE))
+    words = [NAMED, "model=transformer", "model.layers=1", "optimizer.name=sign_sgd", "optimizer.lr=0.01"]
+    words += ["optimizer.schedule=constant", "optimizer.warmup=0", "trainer.steps=1", "trainer.batch_size=4"]
+    run = rb.train(*words, "trainer.eval_every=1", out=elsewhere / "run")
+    before = initial_model(run.config.model, build_task(run.config.task), 0).state_dict()
+    moved = torch.cat([(weight[0] - before[name]).abs().flatten() for name, weight in run.weights().items()])
+    assert (moved > 0).float().mean() > 0.5 and moved[moved > 0].sub(0.01).abs().max() < 1e-6
+    with pytest.raises(ConfigError, match=r"^optimizer.name=sign: unknown, .*muon, sign_sgd$"):
+        compose("train", NAMED, "optimizer.name=sign")
+
+
+def test_a_run_imports_nothing_that_its_reader_has_not_named(run, elsewhere):
+    copied = elsewhere / "copied"
+    shutil.copytree(run.folder, copied)
+    config = yaml.safe_load((copied / "config.yaml").read_text())
+    (copied / "config.yaml").write_text(yaml.safe_dump(config | {"plugins": ["evil"]}))
+    (elsewhere / "evil.py").write_text("raise SystemExit('imported')")
+    assert rb.load(copied).config.plugins == ["evil"]
+    with pytest.raises(ConfigError, match=r"^run=.*copied: made with the plug-in evil, .*add plugins=\[evil\]$"):
+        rb.analyze(copied, "residual")
+    assert "evil" not in sys.modules
+    sys.path.append(str(EXAMPLE))
+    tables = rb.analyze(run, "weight_sizes", plugins="lettercount", power=1)
+    assert len(tables["weight_sizes"]) == len(run.table("weight_sizes"))
+
+
+def test_an_installed_plugin_needs_no_naming(elsewhere):
+    shutil.copytree(EXAMPLE / "lettercount", elsewhere / "lettercount")
+    metadata = elsewhere / "lettercount-1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: lettercount\nVersion: 1\n")
+    (metadata / "entry_points.txt").write_text("[rankbench.plugins]\nletters = lettercount\n")
+    assert candidates(["train", "task=letter"]) == ["task=letter_count"]
+    assert "lettercount" not in sys.modules  # Tab reads its YAML files alone
+    assert compose("train", "experiment=counting").analysis == {"weight_sizes": {"power": 2.0}}
+    assert "letter_count" in TASKS and "weight_sizes" in ANALYSES
+    assert compose("train", "model.attention=inverse_square").model.attention == "inverse_square"
+    assert candidates(["train", "plugins="]) == ["plugins=lettercount"]
+
+
+def test_choices_and_refusals_name_those_of_a_plugin(elsewhere):
+    sys.path.append(str(EXAMPLE))
+    assert candidates(["train", "plugins=lettercount", "experiment=cou"]) == ["experiment=counting"]
+    assert "sorting, " in (text := usage("train", as_keys("train", ["plugins=lettercount"]))) and "letter_count" in text
+    assert f"plug-in lettercount: {EXAMPLE / 'lettercount' / 'conf'}" in text
+    assert "inverse_square" in usage("train", [NAMED, "model.attention"])
+    with pytest.raises(ConfigError, match=r"^model.attention=inverse: unknown, .*sparse, inverse_square$"):
+        compose("train", NAMED, "model.attention=inverse")
+    assert "task.alphabet=3 " in (text := usage("train", [NAMED, "experiment=counting", "task"]))
+    assert "Number of letters in the alphabet." in text and "task.label" not in text
+    assert as_keys("train", ["plugins=null"]) == ["plugins=[]"]
+    with pytest.raises(ConfigError, match=r"^task=letter_cuont: unknown, did you mean letter_count\?"):
+        compose("train", NAMED, "task=letter_cuont")
+
+
+def test_a_job_takes_the_plugins_of_its_config(elsewhere):
+    sys.path.append(str(EXAMPLE))
+    words = as_keys("train", [NAMED, "task=letter_count"])
+    config = composed("train", *words)
+    plugins.FOUND.clear()  # as in a worker process, which gets the composed config
+    assert resolve(config, words).task["alphabet"] == 3 and "letter_count" in TASKS
+
+
+@pytest.mark.parametrize(
+    ("files", "refusal"),
+    [
+        ({}, "no such module here; install it"),
+        ({"mine.py": "import nowhere"}, r"cannot be imported \(ModuleNotFoundError: No module named 'nowhere'\)"),
+        ({"mine.py": "raise SystemExit(3)"}, r"cannot be imported \(SystemExit: 3\)"),
+        (
+            {"mine.py": ""},
+            "not a plug-in; a plug-in has a dict TASKS, ANALYSES, ATTENTIONS, OPTIMIZERS, CLAIMS, LAWS or PAPERS, or "
+            "next to it a folder conf or a file published.csv",
+        ),
+        ({"mine.py": "TASKS = {'a': int, 'sorting': int}"}, "TASKS has sorting, which exists already"),
+        (
+            {"mine.py": "TASKS = {'a': int}\nANALYSES = {'b': int}"},
+            "ANALYSES is not a dict with values of type Analysis",
+        ),
+        ({"mine.py": "CLAIMS = {'mine': 'that it is so'}"}, "CLAIMS is not a dict with values of type Claim"),
+        ({"mine.py": "PAPERS = {'Dong et al. 2021': ''}"}, "PAPERS has Dong et al. 2021, which exists already"),
+        ({"mine.py": "ATTENTIONS = {'mine': len}"}, "ATTENTIONS is not a dict with values of type Weighting"),
+        (
+            {"mine.py": "from rankbench.model.weightings import Relu\nATTENTIONS = {'relu': Relu()}"},
+            "ATTENTIONS has relu, which exists already",
+        ),
+        ({"mine.py": "", "conf/task/sorting.yaml": ""}, ".*conf/task/sorting.yaml exists already"),
+    ],
+)
+def test_what_is_no_plugin_ends_in_one_line(elsewhere, files, refusal):
+    for name, text in files.items():
+        (elsewhere / name).parent.mkdir(parents=True, exist_ok=True)
+        (elsewhere / name).write_text(text)
+    before = list(TASKS), list(ANALYSES)
+    with pytest.raises(ConfigError, match=rf"^plugins=\[mine\]: {refusal}"):
+        load_plugins(["mine"])
+    assert (list(TASKS), list(ANALYSES)) == before
+    load_plugins()  # the next command has forgotten it
+
+
+def test_presets_of_plugins_are_listed_explained_and_reported(run, elsewhere, monkeypatch):
+    sys.path.append(str(EXAMPLE))
+    monkeypatch.setenv("COLUMNS", "500")
+    assert "counting" not in listing([])
+    assert "\n  counting " in listing([NAMED])
+    assert "\n  counting\n      rankbench train; one CPU core: 1 second\n      One head that counts letters" in listing(
+        [NAMED, "letters"]
+    )
+    assert "counting" in explained(["analysis.weight_sizes.power"])
+    folder = elsewhere / "outputs" / "train" / "mine"
+    shutil.copytree(run.folder, folder)
+    (folder / ".hydra").mkdir()
+    (folder / ".hydra" / "hydra.yaml").write_text("hydra: {runtime: {choices: {experiment: counting}}}")
+    (elsewhere / "page").mkdir()
+    assert scoreboard("counting", elsewhere / "page")[0].startswith("1 of 1 presets run")
+    pages = [page.read_text() for page in (elsewhere / "page").glob("*.html")]
+    assert any("Counting letters with one head" in page for page in pages)
+
+
+def test_a_preset_without_comments_is_listed_by_its_name(elsewhere):
+    (elsewhere / "mine.py").write_text("TASKS = {}")
+    (elsewhere / "conf" / "experiment").mkdir(parents=True)
+    (elsewhere / "conf" / "experiment" / "bare.yaml").write_text("# @package _global_\nseed: 3\n")
+    assert "\n  bare\n" in listing(["plugins=mine"])
+    assert compose("train", "plugins=mine", "experiment=bare").seed == 3
+    with pytest.raises(ConfigError, match="list seed=1: takes words to search for, and plugins="):
+        listing(["seed=1"])

@@ -1,0 +1,730 @@
+"""Attention other than the dot product: against loops in numpy, mpmath, Jacobians of autograd and closed forms.
+
+Shapes: B batch, N query token, M key token, D width, H head, K head width, V value width.
+"""
+
+import itertools
+import math
+
+import mpmath
+import numpy as np
+import pytest
+import scipy.optimize
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.func import functional_call, vmap
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rankbench.bench import attention as attention_benchmark
+from rankbench.commands.compose import compose
+from rankbench.config.keys import ConfigError
+from rankbench.config.schema import conf_dir
+from rankbench.measures.by_layer import metrics_by_layer
+from rankbench.measures.frozen_network import FrozenNetwork, sums_by_length
+from rankbench.measures.paths import all_paths, sums_of_groups
+from rankbench.measures.recomputed_network import RecomputedNetwork
+from rankbench.measures.residual_coordinates import log_residual, tokens
+from rankbench.measures.residual_propagation import log_lemma_constant, propagate
+from rankbench.model.attention import FUSED_FROM_TOKENS
+from rankbench.model.contraction import inverse_phi, l2_bound_inf
+from rankbench.model.network import run
+from rankbench.model.transformer import Transformer
+from rankbench.model.weightings import ATTENTIONS, COSINE_EPSILON
+from rankbench.runs.machine import Machine
+from rankbench.runs.run import Run
+from rankbench.runs.tables import read_table
+from rankbench.training.loop import train
+
+# Float64 against another float64 route: a few hundred terms of order 1 to 10, eps = 2.2e-16.
+EXACT = {"rtol": 1e-12, "atol": 1e-12}
+TIED = {"attention": "l2", "tied_qk": True}
+CONTRACTIVE = {"attention": "contractive_l2", "tied_qk": True, "contraction": 0.7}
+VARIANTS = [
+    {"attention": "l2"},
+    TIED,
+    {**TIED, "head_width": 6, "value_width": 3},
+    {"attention": "l2", "kv_groups": 1},
+    {"attention": "l2", "latent_width": 3},
+    CONTRACTIVE,
+    {**CONTRACTIVE, "contraction": 40.0, "contraction_when": "above"},
+    {**CONTRACTIVE, "contraction_keys": 300},
+    {"attention": "cosine"},
+    {"attention": "cosine", "tied_qk": True, "value_width": 5},
+]
+MASKS = [{"mask": "none"}, {"mask": "causal"}, {"mask": "window", "window": 1}]
+MIXED = {"mix_attention": 0.6, "mix_identity": -0.3, "mix_uniform": 0.2, "temperature": 0.7}
+
+every = settings(max_examples=25, deadline=None)
+seeds = st.integers(0, 2**32 - 1)
+
+
+def label_of(changes):
+    return "-".join(f"{key}={value}" for key, value in changes.items())
+
+
+def normal(seed, *shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.fixture(scope="session")
+def network(model_config):
+    """network(seed=0, padded=False, **changes): a small Transformer on 7 tokens in, 4 classes out, random, float64."""
+
+    def make(seed=0, padded=False, deviation=0.5, **changes):
+        cfg = model_config(**{"layers": 2, "heads": 2, "width": 6, "mlp_ratio": 1.5, **changes})
+        sizes = {"input_kind": "tokens", "num_inputs": 7, "num_outputs": 4, "length": 300, "padded": padded}
+        with torch.device("meta"):
+            model = Transformer(cfg, **sizes)
+        model = model.to_empty(device="cpu").double()
+        draws = torch.Generator().manual_seed(seed)
+        for parameter in model.parameters():
+            parameter.data = deviation * torch.randn(parameter.shape, generator=draws, dtype=torch.float64)
+        return model.eval()
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def layer(network):
+    """layer(...): the attention of the first layer of `network`."""
+    return lambda *args, **changes: network(*args, **changes).attentions[0]
+
+
+# --- by hand ----------------------------------------------------------------------------------------------------------
+
+
+def maps_by_hand(attention, head):
+    """W_Q, W_K, W_V (before A_h), W_O, b_Q, b_K, b_V of one head, in numpy, from the rows of the parameters."""
+    weight = attention.qkv.weight.detach().numpy()
+    bias = np.zeros(len(weight)) if attention.qkv.bias is None else attention.qkv.bias.detach().numpy()
+    heads, groups, width, values = attention.heads, attention.groups, attention.head_width, attention.value_width
+    w_q, b_q, rest, shift = (
+        *(x[: heads * width] for x in (weight, bias)),
+        *(x[heads * width :] for x in (weight, bias)),
+    )
+    if attention.from_latent is not None:
+        up = attention.from_latent.weight.detach().numpy()
+        own = 0 if attention.from_latent.bias is None else attention.from_latent.bias.detach().numpy()
+        rest, shift = up @ rest, up @ shift + own
+    group = head // (heads // groups)
+    columns = slice(head * width, (head + 1) * width)
+    w_k, b_k, before = (w_q[columns], b_q[columns], 0) if attention.tied_qk else (None, None, groups * width)
+    if w_k is None:
+        w_k, b_k = (x[group * width : (group + 1) * width] for x in (rest, shift))
+    w_v, b_v = (x[before + group * values : before + (group + 1) * values] for x in (rest, shift))
+    w_o = attention.out.weight.detach().numpy()[:, head * values : (head + 1) * values]
+    return w_q[columns].T, w_k.T, w_v.T, w_o.T, b_q[columns], b_k, b_v
+
+
+def is_seen(cfg, n, m, length):
+    if max(n, m) >= length:
+        return n == m or (m < length <= n and is_seen(cfg, n, m, 10**9))
+    return {"none": True, "causal": m <= n, "window": cfg.window is not None and abs(n - m) <= cfg.window}[cfg.mask]
+
+
+def bound_by_hand(attention, cfg, num_keys):
+    """Theorem 3.2 with numpy's matrix norms and mpmath's Lambert W, and the mixes' share in it."""
+    maps = [maps_by_hand(attention, head) for head in range(attention.heads)]
+    norm = lambda w: np.linalg.norm(w, np.inf)  # noqa: E731
+    w_o = np.concatenate([maps_of_head[3] for maps_of_head in maps])
+    inverse = float(mpmath.lambertw((num_keys - 1) / mpmath.e).real)
+    others = abs(cfg.mix_identity) + abs(cfg.mix_uniform)
+    first = abs(cfg.mix_attention) * (4 * inverse + 1 / math.sqrt(attention.head_width))
+    first += others / math.sqrt(attention.head_width)
+    return first * max(norm(w[0]) * norm(w[0].T) for w in maps) * max(norm(w[2].T) for w in maps) * norm(w_o.T)
+
+
+def gain_by_hand(attention, cfg, length):
+    keys = min(length, 2 * cfg.window + 1) if cfg.mask == "window" else length
+    bound = bound_by_hand(attention, cfg, cfg.contraction_keys or keys)
+    return cfg.contraction / (bound if cfg.contraction_when == "always" else max(bound, cfg.contraction))
+
+
+def head_by_hand(attention, cfg, x, head, length):
+    """(M, its values' map, their bias, W_O) of one head for one sequence x (N, D) with `length` tokens there: what it
+    adds is M (x W + b) W_O."""
+    w_q, w_k, w_v, w_o, b_q, b_k, b_v = maps_by_hand(attention, head)
+    num_tokens, width = len(x), attention.head_width
+    p = np.zeros((num_tokens, num_tokens))
+    average = np.zeros_like(p)
+    for n in range(num_tokens):
+        q = x[n] @ w_q + b_q
+        for m in range(num_tokens):
+            if is_seen(cfg, n, m, length):
+                k = x[m] @ w_k + b_k
+                if cfg.attention == "cosine":
+                    score = q @ k / math.sqrt((q @ q + COSINE_EPSILON) * (k @ k + COSINE_EPSILON))
+                else:
+                    score = -((q - k) @ (q - k)) / math.sqrt(width)
+                p[n, m] = math.exp(score / cfg.temperature)
+                average[n, m] = 1
+    p, average = p / p.sum(1, keepdims=True), average / average.sum(1, keepdims=True)
+    mixed = cfg.mix_attention * p + cfg.mix_identity * np.eye(num_tokens) + cfg.mix_uniform * average
+    if cfg.attention == "cosine":
+        v = x @ w_v + b_v
+        mixed = mixed / np.sqrt((v * v).sum(1) + COSINE_EPSILON)
+        return mixed, w_v, b_v, w_o
+    if cfg.attention == "contractive_l2":
+        mixed = mixed * gain_by_hand(attention, cfg, length)
+    return mixed, w_q @ w_q.T / math.sqrt(width) @ w_v, b_v, w_o
+
+
+def attention_by_hand(attention, cfg, x_BND, lengths):
+    out = np.zeros(x_BND.shape) + (0 if attention.out.bias is None else attention.out.bias.detach().numpy())
+    for b, length in enumerate(lengths):
+        for head in range(attention.heads):
+            mixing, w, bias, w_o = head_by_hand(attention, cfg, x_BND[b].numpy(), head, length)
+            out[b] += mixing @ (x_BND[b].numpy() @ w + bias) @ w_o
+    return torch.from_numpy(out)
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=label_of)
+@pytest.mark.parametrize("changes", VARIANTS, ids=label_of)
+@torch.no_grad()
+def test_each_attention_is_that_of_a_loop(network, changes, mask):
+    for others in ({"bias": False}, MIXED):
+        model = network(1, **changes, **mask, **others)
+        attention, x_BND = model.attentions[0], normal(2, 3, 4, 6)
+        present_BN = torch.arange(4) < torch.tensor([[4], [1], [3]])
+        for present, lengths in ((None, (4, 4, 4)), (present_BN, (4, 1, 3))):
+            got = attention(x_BND, present)
+            wanted = attention_by_hand(attention, model.cfg, x_BND, lengths)
+            for b, length in enumerate(lengths):  # what stands at absent tokens means nothing
+                torch.testing.assert_close(got[b, :length], wanted[b, :length], **EXACT)
+
+
+@every
+@given(seeds, st.sampled_from(["l2", "cosine"]), st.integers(1, 7), st.floats(0.1, 20))
+def test_scores_are_those_of_their_definition(seed, name, width, size):
+    q_BNK, k_BMK = size * normal(seed, 2, 3, width), size * normal(seed + 1, 2, 4, width)
+    left, right, scale = ATTENTIONS[name].factors(q_BNK, k_BMK)
+    got = scale * left @ right.mT
+    if name == "cosine":
+        wanted = torch.cosine_similarity(q_BNK[:, :, None], k_BMK[:, None], -1)
+        # epsilon makes the cosine smaller, by its share in the squared lengths
+        share = COSINE_EPSILON / min(x.square().sum(-1).min().item() for x in (q_BNK, k_BMK))
+        assert (got - wanted).abs().max() <= share + 1e-14
+    else:
+        wanted = -torch.cdist(q_BNK, k_BMK, compute_mode="donot_use_mm_for_euclid_dist").square() / math.sqrt(width)
+        wanted = wanted + q_BNK.square().sum(-1, keepdim=True) / math.sqrt(width)
+        torch.testing.assert_close(got, wanted, rtol=1e-13, atol=1e-13 * wanted.abs().max().item())
+
+
+@every
+@given(seeds, st.integers(1, 64))
+def test_scores_of_l2_in_bfloat16_lose_no_digits_of_the_squared_keys(seed, width):
+    q_BNK, k_BMK = (9 * normal(seed + number, 2, 3, width).bfloat16() for number in range(2))
+    left, right, _ = ATTENTIONS["l2"].factors(q_BNK, k_BMK)
+    assert left.dtype == right.dtype == torch.bfloat16
+    wanted = q_BNK.double() @ k_BMK.double().mT - k_BMK.double().square().sum(-1)[:, None] / 2
+    # two columns of 8 binary digits each: 2^-18 of the square; one column would be wrong by up to 2^-9 of it
+    largest = k_BMK.double().square().sum(-1).max().item() / 2
+    torch.testing.assert_close(left.double() @ right.double().mT, wanted, rtol=0, atol=2**-17 * largest)
+
+
+def test_there_is_an_attention_of_every_name_in_the_config():
+    from rankbench.config.schema import KEYS
+
+    assert set(ATTENTIONS) == set(KEYS["model.attention"].choices)
+
+
+# --- fused ------------------------------------------------------------------------------------------------------------
+
+
+FUSED = [
+    {"attention": "l2"},
+    {"mix_attention": 0.4, **TIED, "temperature": 2.0, "head_width": 6, "value_width": 3},
+    CONTRACTIVE,
+    {"attention": "cosine", "value_width": 5},
+]
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
+@pytest.mark.parametrize("mask", MASKS, ids=label_of)
+@pytest.mark.parametrize("changes", FUSED, ids=label_of)
+def test_fused_and_explicit_agree_forward_and_backward(layer, monkeypatch, changes, mask, padded):
+    calls, fused = [], F.scaled_dot_product_attention
+    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *a, **k: calls.append(1) or fused(*a, **k))
+    num_tokens = FUSED_FROM_TOKENS + 1
+    present_BN = torch.arange(num_tokens) < torch.tensor([[num_tokens], [40]])
+    slope = normal(3, 2, num_tokens, 6) * present_BN[..., None]
+    # float32: sums of 100 terms, and differences of squares of order 10 in the scores
+    for dtype, tolerance in ((torch.float64, 1e-11), (torch.float32, 2e-3)):
+        module, results = layer(1, **changes, **mask).to(dtype), []
+        for kernel, expected in (("fused", 1), ("table", 0)):
+            x_BND = normal(2, 2, num_tokens, 6).to(dtype).requires_grad_()
+            calls.clear()
+            y_BND = module(x_BND, present_BN if padded else None, kernel=kernel)
+            assert len(calls) == expected
+            gradients = torch.autograd.grad(y_BND, [x_BND, *module.parameters()], slope.to(dtype))
+            results.append([y_BND * present_BN[..., None], *gradients])
+        for got, wanted in zip(*results, strict=True):
+            torch.testing.assert_close(got, wanted, rtol=0, atol=tolerance * max(1.0, wanted.abs().max().item()))
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
+@pytest.mark.parametrize("mask", MASKS, ids=label_of)
+@pytest.mark.parametrize("changes", [{"head_width": 1}, *FUSED], ids=label_of)
+def test_networks_side_by_side_are_fused_in_one_call(layer, monkeypatch, changes, mask, padded):
+    calls, fused = [], F.scaled_dot_product_attention
+    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *a, **k: calls.append(a[0].shape) or fused(*a, **k))
+    num_tokens = 5 if "head_width" in changes and changes["head_width"] == 1 else FUSED_FROM_TOKENS + 1
+    present_SBN = torch.arange(num_tokens) < torch.tensor([[[num_tokens], [3]], [[2], [4]], [[5], [num_tokens]]])
+    slope_SBND = normal(3, 3, 2, num_tokens, 6) * present_SBN[..., None]
+    modules = [layer(seed, **changes, **mask) for seed in range(3)]
+    x_SBND = normal(2, 3, 2, num_tokens, 6).requires_grad_()
+    weights = [
+        torch.stack(of_seeds).detach().requires_grad_()
+        for of_seeds in zip(*(m.parameters() for m in modules), strict=True)
+    ]
+    names = [name for name, _ in modules[0].named_parameters()]
+
+    def attend(weights, x_BND, present_BN, kernel):
+        arguments = (x_BND, present_BN if padded else None, None, kernel)
+        return functional_call(modules[0], dict(zip(names, weights, strict=True)), arguments)
+
+    together = vmap(attend, in_dims=(0, 0, 0, None))(weights, x_SBND, present_SBN, "side_by_side")
+    assert [tuple(shape[:2]) for shape in calls] == [(6, 2)]
+    alone = [attend([w[i] for w in weights], x_SBND[i], present_SBN[i], "table") for i in range(3)]
+    assert len(calls) == 1
+    present_SBN1 = present_SBN[..., None]
+    results = [
+        [y * present_SBN1, *torch.autograd.grad(y, [x_SBND, *weights], slope_SBND)]
+        for y in (together, torch.stack(alone))
+    ]
+    for got, wanted in zip(*results, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=0, atol=1e-11 * max(1.0, wanted.abs().max().item()))
+
+
+class Sizes(TorchDispatchMode):
+    """The largest number of entries of any floating-point tensor made."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for output in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(output, torch.Tensor) and output.is_floating_point():
+                self.largest = max(self.largest, output.numel())
+        return result
+
+
+@pytest.mark.parametrize("mask", MASKS[:2], ids=label_of)
+@pytest.mark.parametrize("changes", [{"attention": "l2"}, CONTRACTIVE, {"attention": "cosine"}], ids=label_of)
+def test_training_makes_no_table_of_tokens_by_tokens(layer, changes, mask):
+    module, num_tokens = layer(1, **changes, **mask).float(), 250
+    largest = []
+    for kernel in ("fused", "table"):
+        x_BND = normal(2, 1, num_tokens, 6).float().requires_grad_()
+        with Sizes() as sizes:
+            module(x_BND, kernel=kernel).sum().backward()
+        largest.append(sizes.largest)
+    assert largest[0] < num_tokens**2 <= largest[1]
+
+
+# --- contraction ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_keys", [1, 2, 3, 7, 64, 288, 5000])
+def test_inverse_phi_inverts_phi(num_keys):
+    x = inverse_phi(num_keys)
+    assert x * math.exp(x + 1) == pytest.approx(num_keys - 1, rel=1e-13, abs=1e-15)
+    misprinted = float(mpmath.lambertw(num_keys / mpmath.e).real)
+    assert misprinted * math.exp(misprinted + 1) == pytest.approx(num_keys, rel=1e-13)
+
+
+@pytest.mark.parametrize("num_keys", [2, 3, 5])
+def test_inverse_phi_is_the_largest_value_of_the_lemma(num_keys):
+    """Lemma F.2: the largest sum z^2 exp(-z^2) / sum exp(-z^2), the query itself at z = 0."""
+
+    def value(z):
+        z = np.append(z, 0.0)
+        return -(z**2 @ np.exp(-(z**2))) / np.exp(-(z**2)).sum()
+
+    starts = np.random.default_rng(0).uniform(0, 3, (10, num_keys - 1))
+    largest = max(-scipy.optimize.minimize(value, start).fun for start in starts)
+    assert largest == pytest.approx(inverse_phi(num_keys), rel=1e-8)  # the square of the optimiser's tolerance
+
+
+@pytest.mark.parametrize("mixed", [{}, MIXED], ids=["plain", "mixed"])
+@pytest.mark.parametrize("changes", [{}, {"heads": 3, "head_width": 4, "value_width": 2}], ids=label_of)
+@torch.no_grad()
+def test_the_bound_is_theorem_3_2(network, changes, mixed):
+    model = network(3, **TIED, **changes, **mixed)
+    attention = model.attentions[0]
+    for num_keys in (1, 2, 30):
+        got = attention.bound_inf(inverse_phi(num_keys))
+        assert got.item() == pytest.approx(bound_by_hand(attention, model.cfg, num_keys), rel=1e-13)
+    w = attention.maps()
+    many = l2_bound_inf(w.w_q_HDK, w.w_v_HDK, w.w_o_HKD, torch.tensor([[0.0], [inverse_phi(30)]]))
+    assert many.shape == (2, 1) and (many[1] > many[0]).all()
+
+
+def largest_row_sum(attention, x_ND, present_1N=None):
+    rows = torch.func.jacrev(lambda x: attention(x[None], present_1N)[0])(x_ND)
+    return rows.flatten(2).abs().sum(-1).max().item()
+
+
+@every
+@given(
+    seeds,
+    st.sampled_from(MASKS),
+    st.sampled_from([{}, MIXED, {"temperature": 0.2}]),
+    st.sampled_from([0.3, 1.0, 4.0]),
+    st.integers(1, 6),
+    st.booleans(),
+)
+def test_no_jacobian_is_above_the_bound(network, seed, mask, mixed, size, num_tokens, bias):
+    x_ND = size * normal(seed, num_tokens, 6)
+    keys = min(num_tokens, 3) if mask["mask"] == "window" else num_tokens
+    plain = network(seed, **TIED, **mask, **mixed, bias=bias).attentions[0]
+    assert largest_row_sum(plain, x_ND) <= plain.bound_inf(inverse_phi(keys)).item() * (1 + 1e-12)
+    for when in ("always", "above"):
+        keys = {**CONTRACTIVE, "contraction_when": when}
+        contractive = network(seed, **keys, **mask, **mixed, bias=bias).attentions[0]
+        assert largest_row_sum(contractive, x_ND) <= 0.7 * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("num_tokens", [3, 9, 101])
+def test_the_bound_is_near_the_exact_constant_of_one_dimension(network, num_tokens):
+    """D = H = 1, all weights 1: the largest row sum is 1 + 4 W_0((N - 1) e^(-3/2)), of a token at 0 with half of the
+    others at r and half at -r, r^2 = 3/2 + W_0((N - 1) e^(-3/2)); the theorem's 4 phi^-1(N - 1) + 1 is above it."""
+    lambert = float(mpmath.lambertw((num_tokens - 1) * mpmath.exp(-1.5)).real)
+    x_N1 = torch.full((num_tokens, 1), math.sqrt(1.5 + lambert), dtype=torch.float64)
+    x_N1[::2] *= -1
+    x_N1[0] = 0
+    exact, values = 1 + 4 * lambert, []
+    for keys in (TIED, {**CONTRACTIVE, "contraction": 1.0}):
+        attention = network(**keys, layers=1, heads=1, width=1, bias=False).attentions[0]
+        for parameter in attention.parameters():
+            parameter.data.fill_(1.0)
+        values.append(largest_row_sum(attention, x_N1))
+    bound = 1 + 4 * inverse_phi(num_tokens)
+    assert values[0] == pytest.approx(exact, rel=1e-12)
+    assert values[1] == pytest.approx(exact / bound, rel=1e-12)
+    assert exact < bound < 2 * exact
+
+
+def test_contraction_only_where_the_bound_is_above_it(layer):
+    x_BND = normal(1, 2, 4, 6)
+    plain = layer(2, **TIED, bias=False)
+    y_BND, bound = plain(x_BND), plain.bound_inf(inverse_phi(4))
+    for c, when, factor in (
+        (0.5, "always", 0.5 / bound),
+        (2 * bound.item(), "always", 2.0),
+        (0.5, "above", 0.5 / bound),
+        (2 * bound.item(), "above", 1.0),
+    ):
+        keys = {**TIED, "attention": "contractive_l2", "contraction": c, "contraction_when": when}
+        torch.testing.assert_close(layer(2, **keys, bias=False)(x_BND), factor * y_BND, **EXACT)
+
+
+@pytest.mark.parametrize("when", ["always", "above"])
+def test_gradients_reach_through_the_bound(layer, when):
+    attention, x_BND = layer(4, **{**CONTRACTIVE, "contraction_when": when}), normal(1, 1, 3, 6)
+    names = [name for name, _ in attention.named_parameters()]
+
+    def output(*values):
+        return torch.func.functional_call(attention, dict(zip(names, values, strict=True)), (x_BND))
+
+    # norms are differentiable where no two sums are equal: at random weights
+    assert torch.autograd.gradcheck(output, [p.detach().clone().requires_grad_() for p in attention.parameters()])
+
+
+def test_a_fixed_number_of_keys_makes_causal_outputs_independent_of_what_follows(layer):
+    x_BND = normal(1, 1, 5, 6)
+    outputs = {}
+    for keys in (None, 8):
+        attention = layer(2, **CONTRACTIVE, mask="causal", contraction_keys=keys)
+        outputs[keys] = [attention(x_BND[:, :length])[:, :3] for length in (3, 5)]
+    torch.testing.assert_close(*outputs[8], **EXACT)
+    assert (outputs[None][0] - outputs[None][1]).abs().max() > 1e-3
+    with pytest.raises(
+        ConfigError, match=r"^model.contraction_keys=4: here a query may see 5 keys; set it to 5 or more$"
+    ):
+        layer(2, **CONTRACTIVE, contraction_keys=4)(x_BND)
+    layer(2, **CONTRACTIVE, contraction_keys=4, mask="window", window=1)(x_BND)
+
+
+# --- the rest of the house --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
+@pytest.mark.parametrize("changes", VARIANTS, ids=label_of)
+@torch.no_grad()
+def test_seeds_side_by_side_agree_with_each_alone(network, changes, padded):
+    models = [network(seed, padded, **changes, mask="causal") for seed in (1, 2)]
+    inputs_SBN = torch.randint(7, (2, 2, 5), generator=torch.Generator().manual_seed(0))
+    if padded:
+        inputs_SBN[:, 1, 3:] = -1
+    stacked = {n: torch.stack([dict(m.named_parameters())[n] for m in models]) for n, _ in models[0].named_parameters()}
+    got = torch.func.vmap(lambda w, x: torch.func.functional_call(models[0], w, (x,)))(stacked, inputs_SBN)
+    for seed, model in enumerate(models):
+        torch.testing.assert_close(got[seed], model(inputs_SBN[seed]), **EXACT)
+
+
+@pytest.mark.parametrize(("mask", "num_tokens"), [(MASKS[2], 5), *((mask, FUSED_FROM_TOKENS + 3) for mask in MASKS)])
+@pytest.mark.parametrize("changes", VARIANTS, ids=label_of)
+def test_a_padded_sequence_gives_what_it_gives_alone(network, changes, mask, num_tokens):
+    model = network(1, True, **changes, **mask)
+    inputs = torch.randint(7, (2, num_tokens), generator=torch.Generator().manual_seed(0))
+    inputs[1, 3:] = -1
+    outputs = model(inputs)
+    assert outputs.isfinite().all()
+    torch.testing.assert_close(outputs[:1], model(inputs[:1]), **EXACT)
+    torch.testing.assert_close(outputs[1:, :3], model(inputs[1:, :3]), **EXACT)
+    outputs[1, :3].sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters() if parameter.grad is not None)
+
+
+@pytest.mark.parametrize("changes", VARIANTS, ids=label_of)
+@torch.no_grad()
+def test_dropout_falls_on_the_weights(layer, changes):
+    attention, x_BND = layer(1, **changes), normal(2, 2, 4, 6)
+    mixing_BHNM = attention.observe(x_BND)[1]["mixing_BHNM"]
+    mask = torch.empty(2, 2, 4, 4, dtype=torch.float64).bernoulli_(0.5, generator=torch.Generator().manual_seed(0)) * 2
+    w = attention.maps_as_applied()
+    v_BHNV = x_BND[:, None] @ w.w_v_HDK + w.b_v_HK[:, None]
+    wanted = (mixing_BHNM * mask @ v_BHNV @ w.w_o_HKD).sum(1) + w.b_o_D
+    torch.testing.assert_close(attention(x_BND, None, mask), wanted, **EXACT)
+
+
+@pytest.mark.parametrize("changes", VARIANTS, ids=label_of)
+def test_the_residual_analysis_sees_stochastic_weights(network, changes):
+    model = network(1, True, **changes, mask="causal")
+    inputs = torch.tensor([[0, 3, 5, 6, 1], [2, 4, 1, -1, -1]])
+    rows = [
+        where | values for where, values in metrics_by_layer(model, inputs, torch.Generator())
+    ]  # refuses rows that are no shares
+    assert sum(where["head"] is not None for where in rows) == 4
+
+
+# --- paths ------------------------------------------------------------------------------------------------------------
+
+WHOLE = [
+    ({}, False),
+    ({"norm": "pre", "norm_kind": "rmsnorm", "mask": "causal"}, True),
+    ({"norm": "none", "skip_scale": 0.4, **MIXED}, True),
+    ({"mlp": False, "mlp_skip": False, "mask": "window", "window": 1}, False),
+]
+
+
+@pytest.mark.parametrize(("whole", "padded"), WHOLE, ids=str)
+@torch.no_grad()
+def test_sums_by_length_add_up_to_the_output(network, whole, padded):
+    for changes in VARIANTS:
+        model = network(1, padded, **{**changes, **whole})
+        inputs = torch.tensor([[0, 3, 5, 6], [2, 4, -1, -1] if padded else [2, 4, 1, 1]])
+        sums = sums_by_length(model, inputs)
+        # a few hundred operations, and parts that cancel by an order of magnitude
+        assert (sums.remainder() < 1e-12).all()
+        groups = [all_paths(2, 2, length) for length in range(3)]
+        torch.testing.assert_close(
+            sums_of_groups(FrozenNetwork(model, inputs), groups), sums.by_length_KBND, rtol=1e-11, atol=1e-11
+        )
+
+
+BARE = {"mlp": False, "mlp_skip": False, "norm": "none"}
+
+
+@pytest.mark.parametrize("others", [MASKS[0], MASKS[1] | MIXED, MASKS[2] | {"bias": False}], ids=label_of)
+@pytest.mark.parametrize("changes", VARIANTS, ids=label_of)
+@torch.no_grad()
+def test_frozen_and_recomputed_paths_by_hand(network, changes, others):
+    model = network(1, True, **BARE, **changes, **others)
+    inputs, lengths = torch.tensor([[0, 3, 5, 6], [2, 4, 1, -1]]), (4, 3)
+    paths = list(itertools.product(range(3), repeat=2))
+    read_LBND = [step.input_BND for step in run(model, inputs)]
+    groups = [np.array([path]) for path in paths]
+    frozen, recomputed = (sums_of_groups(kind(model, inputs), groups) for kind in (FrozenNetwork, RecomputedNetwork))
+    embedding = model.embed(inputs)
+    for number, path in enumerate(paths):
+        for b, length in enumerate(lengths):
+            here = alone = embedding[b].numpy()
+            for index, choice in enumerate(path):
+                if choice:
+                    attention = model.attentions[index]
+                    read = read_LBND[index][b].numpy()
+                    mixing, w, _, w_o = head_by_hand(attention, model.cfg, read, choice - 1, length)
+                    here = mixing @ (here @ w) @ w_o
+                    mixing, w, bias, w_o = head_by_hand(attention, model.cfg, alone, choice - 1, length)
+                    alone = mixing @ (alone @ w + bias) @ w_o
+                    alone = alone + (attention.out.bias.numpy() if model.cfg.bias else 0)
+            for got, wanted in ((frozen, here), (recomputed, alone)):
+                wanted = torch.from_numpy(wanted[:length])
+                atol = 1e-12 * max(1.0, wanted.abs().max().item())
+                torch.testing.assert_close(got[number, b, :length], wanted, rtol=0, atol=atol)
+
+
+# --- collapse ---------------------------------------------------------------------------------------------------------
+
+
+def layer_by_hand(attention, cfg, x):
+    """L2 attention of a list of mpmath rows, from the distances themselves."""
+    number = lambda w: [[mpmath.mpf(entry) for entry in row] for row in np.atleast_2d(w).tolist()]  # noqa: E731
+    out = [number(attention.out.bias.numpy())[0][:] for _ in x]
+    for head in range(attention.heads):
+        *maps, b_q, b_k, b_v = maps_by_hand(attention, head)
+        w_q, w_k, w_v, w_o = (mpmath.matrix(number(w)) for w in maps)
+        rows = mpmath.matrix(x)
+        a = w_q * w_q.T / mpmath.sqrt(attention.head_width)
+        q, k, v = rows * w_q, rows * w_k, rows * a * w_v
+        b_q, b_k, b_v = (number(b)[0] for b in (b_q, b_k, b_v))
+        for i in range(len(x)):
+            seen = [j for j in range(len(x)) if is_seen(cfg, i, j, len(x))]
+            scores = [
+                -mpmath.fsum((q[i, c] + b_q[c] - k[j, c] - b_k[c]) ** 2 for c in range(attention.head_width))
+                / mpmath.sqrt(attention.head_width)
+                / mpmath.mpf(cfg.temperature)
+                for j in seen
+            ]
+            powers = [mpmath.exp(score) for score in scores]
+            mixed = [mpmath.fdot(powers, [v[j, c] + b_v[c] for j in seen]) / mpmath.fsum(powers) for c in range(v.cols)]
+            out[i] = [out[i][d] + mpmath.fdot(mixed, [w_o[c, d] for c in range(v.cols)]) for d in range(len(x[0]))]
+    return out
+
+
+@pytest.mark.parametrize(
+    ("changes", "lowest"),
+    [
+        ({"tied_qk": True, "temperature": 0.7}, -40),
+        ({}, -40),
+        ({"tied_qk": True, "mask": "causal"}, 3),
+        ({"mask": "window", "window": 1, "value_width": 2}, 3),
+    ],
+    ids=str,
+)
+@torch.no_grad()
+def test_residuals_of_l2_attention_are_the_exact_ones(network, changes, lowest):
+    model = network(2, deviation=0.4, attention="l2", layers=5, skip=False, **BARE, **changes)
+    inputs = torch.tensor([[0, 3, 5, 6]])
+    states = propagate(model, inputs)
+    with mpmath.workdps(400):
+        x = [[mpmath.mpf(entry) for entry in row] for row in model.embed(inputs)[0].tolist()]
+        for block, state in zip(model.blocks, states[1:], strict=True):
+            x = layer_by_hand(block.attention, model.cfg, x)
+            mean = [mpmath.fsum(column) / len(x) for column in zip(*x, strict=True)]
+            r = [[entry - middle for entry, middle in zip(row, mean, strict=True)] for row in x]
+            rows = max(mpmath.fsum(map(abs, row)) for row in r)
+            columns = max(mpmath.fsum(map(abs, column)) for column in zip(*r, strict=True))
+            wanted = float(mpmath.log(rows * columns) / 2)
+            # rounding of a layer is cubed by those behind it, as the residual is: relative to the logarithm it stays
+            assert log_residual(state).item() == pytest.approx(wanted, rel=1e-11, abs=1e-11)
+    assert wanted < lowest * math.log(10)
+
+
+@every
+@given(
+    seeds,
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from(["none", "pre", "post"]),
+    st.sampled_from(MASKS),
+    st.sampled_from([0.1, 0.5, 2.0]),
+)
+@torch.no_grad()
+def test_residual_coordinates_are_a_forward_pass_of_l2_attention(
+    network, states_by_layer, seed, tied, padded, norm, mask, deviation
+):
+    model = network(seed, padded, deviation, attention="l2", tied_qk=tied, norm=norm, temperature=0.5, **mask)
+    inputs = torch.randint(7, (2, 4), generator=torch.Generator().manual_seed(seed))
+    if padded:
+        inputs[1, 3:] = -1
+    for x_BND, state in zip(states_by_layer(model, inputs), propagate(model, inputs), strict=True):
+        for b, count in enumerate([4, 3 if padded else 4]):
+            wanted = x_BND[b, :count]
+            # a few hundred operations a layer, and softmaxes that can multiply an error by their scores of up to 1e3
+            torch.testing.assert_close(tokens(state)[b, :count], wanted, rtol=0, atol=1e-10 * wanted.abs().max().item())
+
+
+@torch.no_grad()
+def test_the_constant_of_the_lemma_has_twice_the_scores(network):
+    model = network(5, **TIED, temperature=0.7)
+    betas = []
+    for head in range(2):
+        w_q, _, w_v, w_o, *_ = maps_by_hand(model.attentions[0], head)
+        w = w_q @ w_q.T / math.sqrt(3) @ w_v @ w_o
+        norms = [np.linalg.norm(w, ord) for ord in (1, np.inf)]
+        betas.append(np.linalg.norm(2 * w_q @ w_q.T / 0.7, 1) * math.sqrt(norms[0] * norms[1]))
+    assert log_lemma_constant(model.sublayers[0]) == pytest.approx(
+        math.log(4 * max(betas) * 2 / math.sqrt(3)), rel=1e-13
+    )
+
+
+@pytest.mark.parametrize("changes", [CONTRACTIVE, {"attention": "cosine"}], ids=label_of)
+def test_residual_coordinates_refuse_the_others_in_one_line(network, changes):
+    with pytest.raises(ConfigError) as error:
+        propagate(network(**changes), torch.tensor([[0, 1]]))
+    assert str(error.value) == (
+        f"model.attention={changes['attention']}: residual coordinates follow dot, l2 alone; "
+        "measure this network with analysis=[residual]"
+    )
+
+
+# --- configs ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("model.attention=l3", "model.attention=l3: unknown"),
+        ("model.contraction=1", "model.contraction=1.0: only model.attention=contractive_l2 has one; got dot"),
+        ("model=l2 model.contraction_keys=3", "model.contraction_keys=3: only model.attention=contractive_l2 has one"),
+        ("model.attention=contractive_l2 model.tied_qk=true", "model.contraction=null: model.attention=contractive_l2"),
+        ("model=contractive_l2 model.contraction=0", "model.contraction=0.0: out of range"),
+        ("model=contractive_l2 model.tied_qk=false", "model.tied_qk=false: model.attention=contractive_l2"),
+        ("model=contractive_l2 model.mask=others", "model.mask=others: model.attention=contractive_l2"),
+        ("model=contractive_l2 model.values=zero", "model.values=zero: model.attention=contractive_l2"),
+        ("model=contractive_l2 model.contraction_when=never", "model.contraction_when=never: unknown"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_line(words, line):
+    with pytest.raises(ConfigError) as error:
+        compose("train", *words.split())
+    assert str(error.value).startswith(line) and "\n" not in str(error.value)
+
+
+def test_doubled_columns_have_as_many_parameters_as_free_keys(network):
+    """Kim et al. 2021, app. M: W_Q = W_K with 2 D / H columns a head, W_V and W_O as they were."""
+    sizes = [
+        sum(p.numel() for p in network(**keys, width=8, bias=False).attentions[0].parameters())
+        for keys in ({"attention": "l2"}, {**TIED, "head_width": 8, "value_width": 4})
+    ]
+    assert sizes == [4 * 8**2] * 2
+
+
+@pytest.mark.parametrize("name", ["l2", "l2_tied", "contractive_l2", "cosine"])
+def test_shipped_models_train(tmp_path, name):
+    words = ["task.train_size=20", "task.test_size=10", "trainer.batch_size=5", "trainer.epochs=null"]
+    cfg = compose(
+        "train", f"model={name}", "model.layers=1", "model.dropout=0.1", *words, "trainer.steps=3", "replicas=2"
+    )
+    assert (conf_dir() / "model" / f"{name}.yaml").is_file() and cfg.model.name == name
+    summary = train(cfg, Run(tmp_path / name))
+    losses = read_table(tmp_path / name / "metrics.csv").loss
+    assert np.isfinite(losses).all() and summary
+
+
+# --- the benchmark ----------------------------------------------------------------------------------------------------
+
+
+def test_the_benchmark_has_a_row_for_each_attention_and_length(monkeypatch):
+    monkeypatch.setattr(attention_benchmark, "NUM_TOKENS", (4, FUSED_FROM_TOKENS + 4))
+    monkeypatch.setattr(attention_benchmark, "CHARACTER_MODEL", {"width": 16, "heads": 2, "mask": "causal"})
+    cfg = compose("bench", "bench=[attention]", "budget=smoke", "device=cpu")
+    table = attention_benchmark.table(cfg, Machine.prepare(cfg))
+    assert list(table.index) == [
+        (kind, n) for n in (4, FUSED_FROM_TOKENS + 4) for kind in attention_benchmark.ATTENTIONS
+    ]
+    assert (table.loc["dot", "ratio_step_to_dot"] == 1).all() and (table.loc["dot", "ratio_memory_to_dot"] == 1).all()
+    for column in ("step_to_dot", "explicit_to_step", "memory_to_dot"):
+        low, middle, high = (table[f"ratio_{column}{end}"] for end in ("_min", "", "_max"))
+        assert (low > 0).all() and (low <= middle).all() and (middle <= high).all()
+    # of short rows both are the same step; of long ones only the explicit one keeps the weights, 11 sequences x 2 heads
+    short, long = (table.xs(n, level="num_tokens") for n in (4, FUSED_FROM_TOKENS + 4))
+    assert (short.megabytes_step == short.megabytes_explicit).all()
+    weights = 11 * 2 * (FUSED_FROM_TOKENS + 4) ** 2 * 4 / 1e6
+    assert (long.megabytes_explicit - long.megabytes_step > 0.5 * weights).all()
+    assert not table.isna().all().any()

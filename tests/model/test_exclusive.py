@@ -1,0 +1,81 @@
+"""Exclusive self-attention: against its formula, as sums of paths, and in the analysis of attention.
+
+Shapes: B batch, N query token, M key token, D width, H head, K head width.
+"""
+
+import math
+
+import pytest
+import torch
+
+import rankbench
+from rankbench.commands.compose import compose
+from rankbench.config.keys import ConfigError
+from rankbench.measures import lipschitz_of_networks as of_networks
+from rankbench.measures.frozen_network import FrozenNetwork, sums_by_length
+from rankbench.measures.residual_propagation import check
+from rankbench.model.network import without
+
+KINDS = [
+    {"attention": "dot", "value_width": 3, "kv_groups": 1},
+    {"attention": "l2"},
+    {"attention": "cosine", "mix_attention": 0.6, "mix_uniform": 0.2},
+    {"attention": "sigmoid", "mask": "causal"},
+]
+EXACT = {"rtol": 1e-12, "atol": 1e-12}  # float64 by another route: a few hundred terms of order 1
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
+@pytest.mark.parametrize("changes", KINDS, ids=lambda changes: changes["attention"])
+@torch.no_grad()
+def test_the_output_is_that_of_the_formula_with_either_kernel(random_network, changes, padded):
+    networks = [random_network(3, seed=0, exclusive=exclusive, **changes)[0] for exclusive in (False, True)]
+    plain, exclusive = (model.attentions[0] for model in networks)
+    exclusive.load_state_dict(plain.state_dict())
+    for num_tokens in (5, 100):  # the second is fused
+        x_BND = torch.randn(2, num_tokens, plain.qkv.in_features, generator=torch.Generator().manual_seed(1)).double()
+        if changes["attention"] != "l2" and plain.qkv.bias is None:
+            x_BND[0, 1] = 0.0  # a value of zero
+        present_BN = torch.arange(num_tokens) < torch.tensor([[num_tokens], [4]]) if padded else None
+        _, _, v_BHNV = plain.queries_keys_values(x_BND)
+        o_BHNV = plain.observe(x_BND, present_BN)[1]["mixed_BHNK"]
+        length_BHN1 = v_BHNV.norm(dim=-1, keepdim=True)
+        unit_BHNV = torch.where(length_BHN1 > 0, v_BHNV / length_BHN1, 0)
+        wanted_BHNV = o_BHNV - (o_BHNV * unit_BHNV).sum(-1, keepdim=True) * unit_BHNV
+        wanted_BND = plain.out(wanted_BHNV.transpose(1, 2).flatten(2))
+        counted_BN1 = 1.0 if present_BN is None else present_BN[..., None].double()
+        for kernel in ("table", "fused"):
+            got_BND = exclusive(x_BND, present_BN, kernel=kernel)
+            torch.testing.assert_close(got_BND * counted_BN1, wanted_BND * counted_BN1, **EXACT)
+        assert (wanted_BHNV - o_BHNV).abs().max() > 0.01
+
+
+@torch.no_grad()
+def test_paths_add_up_with_the_weights_and_the_own_shares_frozen(random_network):
+    model, batch = random_network(3, seed=2, exclusive=True, mask="causal")
+    assert sums_by_length(model, batch.inputs).remainder().max() < 1e-13
+    frozen, plain = FrozenNetwork(model, batch.inputs), FrozenNetwork(model, batch.inputs)
+    for (attention, *_), (of_plain, *_) in zip(frozen.layers, plain.layers, strict=True):
+        share_BHN = 1 - of_plain.mixing_BHNM.sum(-1)  # rows of P sum to 1, so this is what exclusivity took away
+        attention.mixing_BHNM.add_(torch.diag_embed(share_BHN))
+    assert frozen.by_length().remainder().min() > 1e-3  # P in its place: the paths of a network that is not this
+
+
+def test_outputs_are_orthogonal_to_own_values_in_the_table(random_network):
+    for exclusive in (False, True):
+        model, batch = random_network(3, seed=3, exclusive=exclusive)
+        table = rankbench.analyze(model, batch.inputs, "attention")["attention"]
+        assert len(table) == model.num_layers * model.num_heads
+        assert (table.value_cosine.abs() < 1e-12).all() == exclusive
+
+
+def test_what_rests_on_plain_softmax_rows_is_refused(random_network):
+    model, _ = random_network(3, seed=4, exclusive=True)
+    assert of_networks.layer_of(model.attentions[0], 4) is None
+    assert of_networks.attention_bound(model.attentions[0], 4, "2") == math.inf
+    cosine, _ = random_network(3, seed=4, exclusive=True, attention="cosine")
+    assert of_networks.attention_bound(cosine.attentions[0], 4, "inf") == math.inf
+    with pytest.raises(ConfigError, match=r"^model.exclusive=true: residual coordinates follow false alone"):
+        check(without(model, norm=True))
+    with pytest.raises(ConfigError, match=r"^model.exclusive=true: .*_l2 has no Lipschitz constant once the part"):
+        compose("train", "model=contractive_l2", "model.exclusive=true")

@@ -1,0 +1,294 @@
+"""Attentions whose weights are no softmax: against loops in numpy, sums of paths, Jacobians of autograd.
+
+Shapes: S seed, B batch, N query token, M key token, D width, H head, K head width.
+"""
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch.func import functional_call, jacrev, vmap
+
+from rankbench.config.keys import ConfigError
+from rankbench.measures import lipschitz_of_networks as of_networks
+from rankbench.measures.by_layer import metrics_by_layer
+from rankbench.measures.frozen_network import FrozenNetwork, sums_by_length
+from rankbench.measures.jacobian_ascent import jacobian_norm
+from rankbench.measures.recomputed_network import RecomputedNetwork, check_recomputed
+from rankbench.measures.residual_propagation import check
+from rankbench.model.attention import FUSED_FROM_TOKENS
+from rankbench.model.initialise import initialise
+from rankbench.model.network import without
+from rankbench.model.pretrained.parts import BiasedAttention, RotaryAttention
+from rankbench.model.transformer import Transformer
+from rankbench.model.weightings import ATTENTIONS, Softmax, Start
+
+NEW = ("sigmoid", "relu", "differential")  # whose rows are no probabilities
+OF_ROWS = ("kernel", "sparse")
+MASKS = [{"mask": "none"}, {"mask": "causal"}, {"mask": "window", "window": 1}, {"mask": "others"}]
+MIXED = {"mix_attention": 0.6, "mix_identity": -0.3, "mix_uniform": 0.2, "temperature": 0.7, "tied_qk": True}
+EXACT = {"rtol": 1e-12, "atol": 1e-12}  # float64 by another route: a few hundred terms of order 1
+
+
+def normal(seed, *shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.fixture(scope="session")
+def network(model_config):
+    """network(seed, padded=False, **changes): a small Transformer on 7 tokens in, 4 classes out, float64."""
+
+    def make(seed=0, padded=False, **changes):
+        cfg = model_config(**{"layers": 2, "heads": 2, "width": 8, "mlp_ratio": 1.5, **changes})
+        sizes = {"input_kind": "tokens", "num_inputs": 7, "num_outputs": 4, "length": 200, "padded": padded}
+        with torch.device("meta"):
+            model = Transformer(cfg, **sizes)
+        model = model.to_empty(device="cpu").double()
+        initialise(model, torch.Generator().manual_seed(seed))
+        for number, parameter in enumerate(model.parameters()):
+            parameter.data += 0.3 * normal(1000 * seed + number, *parameter.shape)
+        return model
+
+    return make
+
+
+def elu_plus_one(x):
+    return np.where(x > 0, x + 1, np.exp(x))
+
+
+def softmax(scores):
+    powers = np.exp(scores - scores.max())
+    return powers / powers.sum()
+
+
+def row_by_hand(kind, query, keys, temperature, own, layer):
+    """Weights of one query on the keys that it sees, by the papers' formulas."""
+    width, number = len(query), len(keys)
+    scores = keys @ query / math.sqrt(width) / temperature
+    if kind == "sigmoid":
+        return 1 / (1 + np.exp(-(scores - math.log(number))))
+    if kind == "relu":
+        return np.maximum(scores, 0) / number
+    if kind == "kernel":
+        products = elu_plus_one(keys / temperature) @ elu_plus_one(query / temperature)
+        return products / products.sum()
+    if kind == "sparse":
+        return softmax(scores)
+    half = width // 2
+    first, second = (
+        keys[:, part] @ query[part] / math.sqrt(half) / temperature for part in (slice(half), slice(half, None))
+    )
+    factor = math.exp(own["first_q"] @ own["first_k"]) - math.exp(own["second_q"] @ own["second_k"])
+    factor += 0.8 - 0.6 * math.exp(-0.3 * (layer - 1))
+    return softmax(first) - factor * softmax(second)
+
+
+def sees(mask, window, n, m, length):
+    if max(n, m) >= length:
+        return n == m
+    if mask == "others":
+        return n != m or length == 1
+    return {"none": True, "causal": m <= n, "window": window is not None and abs(n - m) <= window}[mask]
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=lambda mask: mask["mask"])
+@pytest.mark.parametrize("kind", [*NEW, *OF_ROWS])
+@torch.no_grad()
+def test_weights_and_output_are_those_of_a_loop(network, kind, mask):
+    for changes in ({"bias": False}, MIXED):
+        model = network(1, attention=kind, **mask, **changes)
+        present_BN = torch.arange(5) < torch.tensor([[5], [3]])
+        for layer, attention in enumerate(model.attentions, 1):
+            x_BND, cfg = normal(layer, 2, 5, 8), model.cfg
+            q_BHNK, k_BHNK, v_BHNK = (x.numpy() for x in attention.queries_keys_values(x_BND))
+            own = {name: value.numpy() for name, value in attention.own.items()}
+            for lengths, present in (((5, 5), None), ((5, 3), present_BN)):
+                output_BND, tables = attention.observe(x_BND, present)
+                for (b, length), h in ((pair, h) for pair in enumerate(lengths) for h in range(2)):
+                    p, average = np.zeros((5, 5)), np.zeros((5, 5))
+                    part = ATTENTIONS["sparse"].part(layer, 5, 5).numpy() if kind == "sparse" else np.ones((5, 5))
+                    for n in range(5):
+                        seen = [m for m in range(5) if sees(cfg.mask, cfg.window, n, m, length)]
+                        read = [m for m in seen if part[n, m]] or seen
+                        keys = k_BHNK[b, h, read]
+                        p[n, read] = row_by_hand(kind, q_BHNK[b, h, n], keys, cfg.temperature, own, layer)
+                        average[n, seen] = 1 / len(seen)
+                    mixing = cfg.mix_attention * p + cfg.mix_identity * np.eye(5) + cfg.mix_uniform * average
+                    for name, wanted in (
+                        ("weights_BHNM", p),
+                        ("mixing_BHNM", mixing),
+                        ("mixed_BHNK", mixing @ v_BHNK[b, h]),
+                    ):
+                        got = tables[name][b, h, :length].numpy()
+                        np.testing.assert_allclose(got, wanted[:length], **EXACT)
+                torch.testing.assert_close(attention(x_BND, present), output_BND, **EXACT)
+
+
+@pytest.mark.parametrize("kind", ATTENTIONS)
+@torch.no_grad()
+def test_rows_are_probabilities_where_it_says_so(network, kind):
+    changes = {"tied_qk": True, "contraction": 1.0} if kind == "contractive_l2" else {}
+    attention = network(2, attention=kind, **changes).attentions[0]
+    weights_BHNM = attention.observe(normal(1, 3, 6, 8))[1]["weights_BHNM"]
+    error = (weights_BHNM.sum(-1) - 1).abs().max().item()
+    assert (error < 1e-14) == attention.weighting.stochastic == (kind not in NEW)
+
+
+@torch.no_grad()
+def test_a_kernels_weights_have_at_most_the_rank_of_its_heads(network):
+    """Of 12 tokens and heads of width 2; softmaxes of the same scores have more."""
+    ranks = {}
+    for kind in ("kernel", "dot"):
+        weights_BHNM = (
+            network(2, attention=kind, heads=4).attentions[0].observe(3 * normal(1, 3, 12, 8))[1]["weights_BHNM"]
+        )
+        ranks[kind] = torch.linalg.matrix_rank(weights_BHNM)
+    assert ranks["kernel"].max() == 2 and ranks["dot"].min() > 2
+
+
+def test_a_kernel_of_very_negative_numbers_is_no_division_by_zero():
+    """elu(x) + 1, computed as it is written, is 0 in float32 from -17 on, for all keys of a row."""
+    q_BHNK = torch.full((1, 1, 3, 2), -30.0)
+    weights = ATTENTIONS["kernel"].weights(q_BHNK, q_BHNK, None, SimpleNamespace(temperature=1.0))
+    torch.testing.assert_close(weights, torch.full((1, 1, 3, 3), 1 / 3))
+
+
+def test_the_part_of_the_keys_is_a_quarter_and_grows_with_the_sequence():
+    part = ATTENTIONS["sparse"].part
+    first, second = part(1, 200, 200), part(2, 200, 200)
+    off = ~torch.eye(200, dtype=torch.bool)
+    for part_NM in (first, second):  # .25 of 39,800 with a standard error of .002; a query always sees itself
+        assert part_NM[off].float().mean().item() == pytest.approx(0.25, abs=0.01) and part_NM.diagonal().all()
+    assert (first & second)[off].float().mean().item() == pytest.approx(1 / 16, abs=0.01)  # layers differ
+    torch.testing.assert_close(part(1, 7, 7), first[:7, :7])
+    torch.testing.assert_close(part(1, 3, 7), first[:3, :7])
+
+
+@torch.no_grad()
+def test_rows_of_differential_attention_sum_to_one_minus_lambda(network):
+    for layer, attention in enumerate(network(3, attention="differential").attentions, 1):
+        sums_BHN = attention.observe(normal(layer, 2, 6, 8))[1]["weights_BHNM"].sum(-1)
+        torch.testing.assert_close(
+            sums_BHN, torch.full_like(sums_BHN, 1 - attention.weighting.factor(attention).item())
+        )
+        for vector in attention.own.values():
+            vector.zero_()
+        assert attention.weighting.factor(attention).item() == pytest.approx(
+            [0.2, 0.8 - 0.6 * math.exp(-0.3)][layer - 1]
+        )
+
+
+@pytest.mark.parametrize("mask", ["none", "causal"])
+@pytest.mark.parametrize("kind", [*NEW, *OF_ROWS])
+def test_paths_add_up_to_the_output(network, kind, mask):
+    model, inputs = network(4, attention=kind, mask=mask, norm="pre"), torch.arange(12).view(2, 6) % 7
+    with torch.no_grad():
+        sums = sums_by_length(model, inputs)
+        assert sums.remainder().max() < 1e-13
+        # with the softmax in place of the weights nothing adds up
+        frozen = FrozenNetwork(model, inputs)
+        for attention, *_ in frozen.layers:
+            attention.mixing_BHNM.copy_(attention.mixing_BHNM.softmax(-1))
+        assert frozen.by_length().remainder().min() > 1e-3
+
+
+@pytest.mark.parametrize("kind", [*NEW, *OF_ROWS])
+def test_a_path_as_a_network_of_its_own_is_that_network(network, kind):
+    """One head a layer, no skips, no MLP, no norm: the only path is the network."""
+    model, inputs = (
+        network(5, attention=kind, heads=1, skip=False, mlp=False, mlp_skip=False, norm="none"),
+        torch.arange(8).view(2, 4) % 7,
+    )
+    paths, everything = RecomputedNetwork(model, inputs), slice(None)
+    states_PBND = paths.start(everything)[None]
+    for layer in range(2):
+        states_PBND = paths.step(states_PBND, layer, 1, everything)
+    torch.testing.assert_close(states_PBND[0], model.state(inputs), **EXACT)
+
+
+@pytest.mark.parametrize("kind", [*NEW, *OF_ROWS])
+def test_the_jacobian_is_autograds_and_there_is_no_bound(network, kind):
+    attention, x_ND = network(6, attention=kind, mask="causal").requires_grad_(False).attentions[0], normal(7, 4, 8)
+
+    def function(y_ND):
+        return attention(y_ND[None])[0]
+
+    matrix = jacrev(function)(x_ND).flatten(0, 1).flatten(1)
+    for norm, wanted in (("2", torch.linalg.matrix_norm(matrix, 2)), ("inf", matrix.abs().sum(-1).max())):
+        assert jacobian_norm(function, x_ND, norm) == pytest.approx(wanted.item(), rel=1e-12)
+        assert of_networks.attention_bound(attention, 4, norm) == math.inf
+    assert of_networks.layer_of(attention, 4) is None
+
+
+@pytest.mark.parametrize("kind", [*NEW, *OF_ROWS])
+def test_seeds_side_by_side_are_each_alone_for_long_rows_too(network, kind):
+    models = [network(seed, attention=kind, mask="causal") for seed in range(3)]
+    inputs_SBN = torch.arange(3 * (FUSED_FROM_TOKENS + 1)).view(3, 1, -1) % 7
+    weights = {
+        name: torch.stack([dict(m.named_parameters())[name] for m in models])
+        for name, _ in models[0].named_parameters()
+    }
+    with torch.no_grad():
+        together = vmap(lambda w, x: functional_call(models[0], w, (x,), {"kernel": "side_by_side"}))(
+            weights, inputs_SBN
+        )
+        for seed, model in enumerate(models):
+            torch.testing.assert_close(together[seed], model(inputs_SBN[seed]), **EXACT)
+
+
+@pytest.mark.parametrize("kind", NEW)
+def test_what_needs_probabilities_is_nan_or_refused(network, kind):
+    model, inputs = network(10, attention=kind), torch.arange(12).view(2, 6) % 7
+    rows = [
+        values for axes, values in metrics_by_layer(model, inputs, torch.Generator()) if axes["sublayer"] == "weights"
+    ]
+    signed = kind not in ("sigmoid", "relu")  # else these are metrics of the shares, rows over their sums
+    for values in rows:
+        for name in ("attention_entropy", "attention_gap_eigenvalue"):
+            assert values[name].isnan().all() or not signed
+        rank_B = values["attention_effective_rank"]
+        assert ((rank_B >= 1) & (rank_B <= 6)).all()
+    with pytest.raises(ConfigError, match=f"^model.attention={kind}: residual coordinates follow dot, l2 alone"):
+        check(without(model, norm=True))
+
+
+def test_maps_to_queries_and_keys_are_those_of_the_scores(network):
+    x_BND = normal(11, 1, 4, 8)
+    for kind in NEW:
+        attention = network(12, attention=kind, temperature=0.5, bias=False).attentions[0]
+        q_BHNK, k_BHNK, _ = attention.queries_keys_values(x_BND)
+        parts = 2 if kind == "differential" else 1
+        maps = of_networks.head_maps(attention)
+        assert list(maps) == (["qk_first", "qk_second", "vo"] if parts == 2 else ["qk", "vo"])
+        for (left, right), q, k in zip(maps.values(), q_BHNK.chunk(parts, -1), k_BHNK.chunk(parts, -1), strict=False):
+            wanted = q @ k.mT / math.sqrt(q.shape[-1]) / 0.5
+            torch.testing.assert_close(x_BND @ left @ right.mT @ x_BND.mT, wanted[0], **EXACT)
+
+
+def test_a_parameter_that_nothing_draws_is_an_error(network, monkeypatch):
+    class Forgetful(type(ATTENTIONS["differential"])):
+        def parameters(self, heads):
+            return super().parameters(heads) | {"second_k": Start((heads.head_width // 2,), lambda *_: None)}
+
+    monkeypatch.setitem(ATTENTIONS, "differential", Forgetful())
+    with pytest.raises(
+        ConfigError, match=r"^model.attention=differential: its parameter blocks.0.attention.own.second_k has"
+    ):
+        network(attention="differential")
+
+
+def test_halves_need_an_even_width(network):
+    with pytest.raises(ConfigError, match=r"^model.head_width=3: model.attention=differential takes the two halves"):
+        network(attention="differential", head_width=3)
+
+
+def test_only_a_heads_own_softmax_is_run_by_path():
+    for kind in (BiasedAttention, RotaryAttention):
+        assert not kind.weighting.by_head and kind.weighting.stochastic
+    assert not BiasedAttention.weighting.fusible and RotaryAttention.weighting.fusible
+    assert all(weighting.fusible == isinstance(weighting, Softmax) for weighting in ATTENTIONS.values())
+    attention = SimpleNamespace(weighting=RotaryAttention.weighting, score_name="rotary")
+    with pytest.raises(ConfigError, match=r"^llama: its scores, rotary, .*take analysis.paths.schemes=\[frozen\]$"):
+        check_recomputed(SimpleNamespace(name="llama", shares=[1.0], attentions=[attention]), "paths")

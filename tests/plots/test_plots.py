@@ -1,0 +1,406 @@
+"""rankbench.plots: figures are a function of the CSV, byte for byte, and show what they say they show."""
+
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+
+from rankbench import plots
+from rankbench.analyses import ANALYSES
+from rankbench.plots.figure import BELOW, FLOOR, empty_figure, spread
+from rankbench.plots.residual import AFTER_ALL
+from rankbench.runs.tables import mean_and_spread, read_table, write_table
+
+ROOT = Path(__file__).resolve().parents[2]
+LENGTHS = range(4)
+
+
+def paths_table(seeds=(0, 1, 2), schemes=("frozen", "recomputed"), sizes=(5, 20), **more):
+    """A table of paths with numbers that are a function of their place."""
+    rows = []
+    for seed in seeds:
+        for scheme in schemes:
+            for length in LENGTHS:
+                base = {"seed": seed, "scheme": scheme, "path_length": length, "whole_accuracy": 0.9 + 0.01 * seed}
+                base |= {"majority_accuracy": 0.2 + 0.001 * seed, "position_majority_accuracy": 0.3, **more}
+                level = 0.8 / (1 + length) + 0.013 * seed + (0.05 if scheme == "frozen" else 0)
+                rows.append({**base, "selection": "all", "subset_size": None, "repeat": None, "accuracy": level})
+                for size in sizes:
+                    for repeat in (0, 1):
+                        value = level - 1 / (10 * size) + 0.01 * repeat
+                        rows.append(
+                            {**base, "selection": "sampled", "subset_size": size, "repeat": repeat, "accuracy": value}
+                        )
+    return with_rest(pd.DataFrame(rows))
+
+
+def residual_table(seeds=(0, 1, 2), decay=0.3, dtype="float64", kinds=("trained", "initialised"), **more):
+    rows = []
+    for seed in seeds:
+        for weights in kinds:
+            for variant in ("full", "attention_only"):
+                base = {"seed": seed, "weights": weights, "variant": variant, "dtype": dtype, **more}
+                rows.append({**base, "layer": 0, "sublayer": "input", "head": None, "relative_residual": 1.0})
+                for layer in (1, 2, 3):
+                    value = 0.9 - 0.1 * layer if variant == "full" else decay**layer
+                    rows.append({**base, "layer": layer, "sublayer": "weights", "head": 1, "relative_residual": None})
+                    rows.append(
+                        {**base, "layer": layer, "sublayer": "attention", "head": None, "relative_residual": 7.0}
+                    )
+                    rows.append(
+                        {
+                            **base,
+                            "layer": layer,
+                            "sublayer": "mlp",
+                            "head": None,
+                            "relative_residual": value * (1 + seed),
+                        }
+                    )
+    table = pd.DataFrame(rows)
+    floors = (4 * np.finfo(dtype).eps * (1 + table.layer)).where(table.sublayer != "weights")
+    below = (table.relative_residual <= floors).astype(float).where(floors.notna())
+    return with_rest(table.assign(relative_noise_floor=floors, below_floor=below))
+
+
+def with_rest(table):
+    front = pd.DataFrame({"run": "a run", "task": "sorting", "model": "small"}, index=table.index)
+    return pd.concat([front, table], axis=1)
+
+
+TABLES = {"paths": paths_table, "residual": residual_table}
+
+
+def drawn(name, table, published=None, facet=None):
+    return ANALYSES[name].figure(table, published, facet)
+
+
+def legend_names(figure):
+    (legend,) = figure.legends
+    return [text.get_text() for text in legend.get_texts()]
+
+
+def lines(axes):
+    return {line.get_label(): line for line in axes.get_lines()}
+
+
+def test_the_tables_of_this_file_are_of_analyses():
+    assert TABLES.keys() <= ANALYSES.keys()
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_the_csv_on_disk_gives_the_figure_of_the_table_in_memory_byte_for_byte(tmp_path, name):
+    table = TABLES[name](seeds=(0, 1))
+    write_table(table, tmp_path / "table.csv")
+    first = plots.save(drawn(name, table), tmp_path / "memory")
+    second = plots.save(drawn(name, read_table(tmp_path / "table.csv")), tmp_path / "disk")
+    assert [path.name for path in first] == ["memory.png", "memory.pdf"]
+    for from_memory, from_disk in zip(first, second, strict=True):
+        assert from_memory.read_bytes() == from_disk.read_bytes()
+    assert first[0].read_bytes().startswith(b"\x89PNG") and first[1].read_bytes().startswith(b"%PDF")
+
+
+def test_a_figure_that_is_saved_twice_has_the_same_bytes(tmp_path):
+    figure = drawn("paths", paths_table(seeds=(0, 1)))
+    once = [path.read_bytes() for path in plots.save(figure, tmp_path / "one")]
+    assert [path.read_bytes() for path in plots.save(figure, tmp_path / "two")] == once
+    changed = paths_table(seeds=(0, 1))
+    changed["accuracy"] += 0.1
+    assert plots.save(drawn("paths", changed), tmp_path / "three")[0].read_bytes() != once[0]
+    assert len(list(tmp_path.iterdir())) == 6  # and no half-written file
+
+
+def test_figures_do_not_depend_on_the_settings_of_the_caller(tmp_path):
+    def png():
+        return plots.save(drawn("paths", paths_table(seeds=(0, 1))), tmp_path / "one")[0].read_bytes()
+
+    before = png()
+    with matplotlib.rc_context({"font.size": 20, "savefig.dpi": 50, "lines.linewidth": 9}):
+        assert png() == before
+        assert matplotlib.rcParams["font.size"] == 20  # and leave them alone
+
+
+@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("facet", [None, "task.label"])
+def test_axes_have_labels_and_every_facet_a_row(name, facet):
+    # the jobs of a sweep are runs of their own
+    parts = [TABLES[name](**{"task.label": label}).assign(run=label) for label in ("position", "value")]
+    figure = drawn(name, pd.concat(parts, ignore_index=True) if facet else parts[0], None, facet)
+    assert isinstance(figure, Figure)
+    num_rows = 2 if facet else 1
+    assert len(figure.axes) == 2 * num_rows
+    for number, axes in enumerate(figure.axes):
+        row, column = divmod(number, 2)
+        assert bool(axes.get_xlabel()) == (row == num_rows - 1)  # the outer ones
+        assert bool(axes.get_ylabel()) == (column == 0)
+        kind = [("frozen paths", "recomputed paths"), ("trained weights", "initialised weights")][name == "residual"][
+            column
+        ]
+        label = f" · label {('position', 'value')[row]}" if facet else ""
+        assert axes.get_title() == kind + label
+    assert (
+        figure.axes[-2].get_xlabel() == {"paths": "path length (heads used)", "residual": "layer (0: embedding)"}[name]
+    )
+    assert {"paths": "accuracy", "residual": "relative residual"}[name] in figure.axes[0].get_ylabel()
+
+
+def test_fresh_models_of_a_sweep_keep_their_rows():
+    """`rankbench analyze -m model.heads=1,2`: every job's run is called fresh, and only the facet tells them apart."""
+    parts = [residual_table(decay=decay, **{"model.heads": heads}) for heads, decay in ((1, 0.3), (2, 0.2))]
+    figure = drawn("residual", pd.concat(parts, ignore_index=True).assign(run="fresh"), None, "model.heads")
+    assert len(figure.axes) == 4
+    for axes, decay in zip(figure.axes[::2], (0.3, 0.2), strict=True):
+        assert lines(axes)["attention only"].get_ydata()[1] == pytest.approx(decay * 6 ** (1 / 3), rel=1e-12)
+
+
+def test_a_facet_shows_its_own_rows():
+    low, high = paths_table(**{"task.label": "position"}), paths_table(**{"task.label": "value"})
+    high["accuracy"] += 0.05
+    figure = drawn("paths", pd.concat([low, high], ignore_index=True), None, "task.label")
+    first, second = (lines(axes)["all paths"].get_ydata() for axes in (figure.axes[0], figure.axes[2]))
+    assert np.allclose(second - first, 0.05)
+
+
+def test_lines_of_paths_are_means_over_seeds():
+    table = paths_table()
+    figure = drawn("paths", table)
+    for axes, shift in zip(figure.axes, (0.05, 0.0), strict=True):
+        drawn_line = lines(axes)
+        level = [0.8 / (1 + length) + 0.013 + shift for length in LENGTHS]  # the middle one of three seeds
+        np.testing.assert_allclose(drawn_line["all paths"].get_ydata(), level, rtol=1e-12)
+        np.testing.assert_allclose(drawn_line["5 sampled paths"].get_ydata(), np.array(level) - 0.015, rtol=1e-12)
+        np.testing.assert_allclose(drawn_line["20 sampled paths"].get_ydata(), np.array(level), rtol=1e-12)
+        for label in ("all paths", "5 sampled paths", "20 sampled paths"):  # side by side, near their length
+            np.testing.assert_allclose(drawn_line[label].get_xdata(), LENGTHS, rtol=0, atol=0.2)
+        for label, value in (
+            ("whole network", 0.91),
+            ("commonest class", 0.201),
+            ("commonest class of the position", 0.3),
+        ):
+            np.testing.assert_allclose(drawn_line[label].get_ydata(), value, rtol=1e-12)
+        # the seeds, 0, .013 and .026 above the first: each a point at its length
+        points = sorted(axes.collections[0].get_offsets().tolist())
+        wanted = sorted([length, value + shift] for length, value in enumerate(level) for shift in (-0.013, 0, 0.013))
+        np.testing.assert_allclose(points, wanted, rtol=1e-9)
+
+
+def test_the_legend_names_every_series_once():
+    wanted = ["all paths", "5 sampled paths", "20 sampled paths", "whole network", "commonest class"]
+    assert legend_names(drawn("paths", paths_table())) == [*wanted, "commonest class of the position"]
+    assert legend_names(drawn("residual", residual_table())) == ["full", "attention only"]
+
+
+@pytest.mark.parametrize("letters", [20, 60, 80])
+def test_a_long_legend_takes_nothing_of_the_panels_and_leaves_no_edge(letters):
+    """Eight published names of about so many letters: panels stay as high as without, and all is on the page."""
+    source = ("square of 10, shift of 3.3, " * 9)[: letters - 15]
+    many = pd.concat([PUBLISHED.assign(source=f"{number}: {source}") for number in range(4)])
+    heights = []
+    for figure in (drawn("paths", paths_table()), drawn("paths", paths_table(), many[many["where"].isna()])):
+        figure.draw_without_rendering()
+        boxes = [axes.get_tightbbox() for axes in figure.axes] + [figure.legends[0].get_window_extent()]
+        assert all(figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 for box in boxes)
+        assert all(figure.bbox.y0 <= box.y0 and box.y1 <= figure.bbox.y1 for box in boxes)
+        heights.append(figure.axes[0].get_window_extent().height)
+    assert heights[1] == pytest.approx(heights[0], rel=0.05)
+
+
+def test_series_are_told_apart_by_colour_and_marker():
+    for figure in (drawn("paths", paths_table()), drawn("residual", residual_table())):
+        for axes in figure.axes:
+            series = [line for line in axes.get_lines() if len(line.get_xdata()) > 2]
+            assert (
+                len({line.get_color() for line in series}) == len({line.get_marker() for line in series}) == len(series)
+            )
+
+
+def test_equal_lines_lie_upon_each_other_and_the_lower_one_is_wider():
+    drawn_lines = lines(drawn("paths", paths_table()).axes[0])
+    first, second, third = (drawn_lines[label] for label in ("all paths", "5 sampled paths", "20 sampled paths"))
+    assert list(first.get_xdata()) == list(second.get_xdata()) == list(third.get_xdata()) == list(LENGTHS)
+    assert first.get_linewidth() > second.get_linewidth() > third.get_linewidth()
+    assert first.get_markersize() > second.get_markersize() > third.get_markersize()
+
+
+def test_small_differences_of_the_residual_look_small_and_the_claimed_one_is_drawn():
+    table = residual_table(seeds=(0,), kinds=("initialised",))
+    table = table[table.variant == "full"].assign(relative_residual=0.93)
+    claim = pd.DataFrame({"series": [AFTER_ALL], "value": [1.0], "source": ["Paper"]})
+    (axes,) = drawn("residual", table, claim).axes
+    assert axes.get_ylim() == (0.5, 1.0)
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["0.5", "0.7", "1"]
+    assert list(lines(axes)["claimed (Paper)"].get_ydata()) == pytest.approx([0.93, 0.93])
+
+
+def test_many_rows_of_panels_fit_onto_a_page():
+    tables = [residual_table(seeds=(0,), net=net) for net in range(6)]
+    assert drawn("residual", pd.concat(tables), None, "net").get_figheight() < 11
+
+
+def test_lines_of_residual_are_the_state_that_leaves_each_layer():
+    figure = drawn("residual", residual_table())
+    for axes in figure.axes:
+        assert axes.get_yscale() == "log"
+        drawn_line = lines(axes)
+        # seeds multiply the states after layer 0 by 1, 2, 3, of geometric mean 6^(1/3); the attention's 7.0 is not last
+        mean = 6 ** (1 / 3)
+        np.testing.assert_allclose(drawn_line["full"].get_ydata(), [1, 0.8 * mean, 0.7 * mean, 0.6 * mean], rtol=1e-12)
+        wanted = [1, 0.3 * mean, 0.09 * mean, 0.027 * mean]
+        np.testing.assert_allclose(drawn_line["attention only"].get_ydata(), wanted, rtol=1e-12)
+        points = axes.collections[1].get_offsets()[:, 1]
+        assert points.min() == pytest.approx(0.027, rel=1e-9) and points.max() == pytest.approx(1.0, rel=1e-9)
+
+
+@pytest.mark.parametrize("num_seeds", [10, 11])
+def test_up_to_ten_seeds_are_points_and_more_are_a_band(num_seeds):
+    axes = drawn("paths", paths_table(seeds=range(num_seeds))).axes[0]
+    if num_seeds == 10:
+        assert axes.collections[0].get_offsets().shape == (10 * len(LENGTHS), 2)
+        return
+    band = axes.collections[0].get_paths()[0].vertices[:, 1]
+    half = 0.013 * np.std(range(11), ddof=1) * 2.2281388519649385 / 11**0.5  # Student's t of 10 degrees of freedom
+    assert band.max() == pytest.approx(0.85 + 0.013 * 5 + half, rel=1e-9)
+    assert band.min() == pytest.approx(0.25 + 0.013 * 5 - half, rel=1e-9)
+
+
+def test_seeds_of_a_long_curve_are_thin_lines():
+    rows = [
+        {"step": step, "seed": seed, "value": seed + step}
+        for seed in range(2)
+        for step in range(40)
+        if (seed, step) != (1, 7)
+    ]
+    figure = Figure()
+    axes = figure.subplots()
+    summary = mean_and_spread(pd.DataFrame(rows), ["step"], "value")
+    spread(axes, summary.step, summary, "black")
+    first, second = (line.get_ydata() for line in axes.get_lines())
+    assert list(first) == list(range(40)) and not axes.collections
+    assert np.isnan(second[7]) and list(second[8:]) == list(range(9, 41))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "decay", "is_drawn"), [("float64", 1e-6, True), ("float64", 0.3, False), ("float32", 1e-3, True)]
+)
+def test_the_floor_of_rounding_is_drawn_where_it_is_near(dtype, decay, is_drawn):
+    table = residual_table(dtype=dtype, decay=decay)
+    figure = drawn("residual", table)
+    for axes in figure.axes:
+        assert (FLOOR in lines(axes)) == is_drawn
+    if is_drawn:
+        wanted = table[table.weights == "trained"].groupby("layer").relative_noise_floor.max()
+        assert lines(figure.axes[0])[FLOOR].get_ydata() == pytest.approx(wanted.to_numpy())
+    before = drawn("residual", table.drop(columns=["relative_noise_floor", "below_floor"]))  # as tables once were
+    if is_drawn:
+        assert list(lines(before.axes[0])[FLOOR].get_ydata()) == [np.finfo(dtype).eps] * 4
+
+
+def test_what_is_below_its_floor_is_drawn_there_and_marked():
+    table = residual_table(seeds=(0, 1), decay=1e-7, kinds=("trained",))
+    floors = table.relative_noise_floor.where(table.variant == "full", 1e-12)
+    below = table.relative_residual <= floors
+    table = table.assign(relative_noise_floor=floors, below_floor=below.astype(float))
+    assert set(table.layer[below]) == {2, 3}  # 1e-14 and 1e-21; 2e-14 and 2e-21 of the other seed
+    (axes,) = drawn("residual", table).axes
+    heights = lines(axes)["attention only"].get_ydata()
+    assert heights[1] == pytest.approx(1e-7 * 2**0.5) and np.isnan(heights[2:]).all()  # no line goes on there
+    assert axes.get_ylim()[0] > 1e-14
+    (triangles,) = [line for line in axes.get_lines() if line.get_marker() == "v" and len(line.get_xdata())]
+    assert triangles.get_ydata() == pytest.approx([1e-12, 1e-12])
+    (way,) = [line for line in axes.get_lines() if line.get_linestyle() == ":" and line.get_label() != FLOOR]
+    assert way.get_ydata()[1:] == pytest.approx([1e-7 * 2**0.5, 1e-12, 1e-12]) and np.isnan(way.get_ydata()[0])
+    assert legend_names(drawn("residual", table)) == ["full", "attention only", BELOW, FLOOR]
+
+
+@pytest.mark.parametrize(
+    ("below", "num_shown"),
+    [
+        ([0, 0, 0, 0, 0], 5),
+        ([0, 0, 1, 1, 1], 3),  # converged: rounding is all that is left from the third iterate on
+        ([1, 1, 0, 0, 0], 5),  # begins at its rounding error and grows out of it
+        ([0, 1, 0, 1, 1], 4),
+        ([1, 1, 1, 1, 1], 1),
+    ],
+)
+def test_a_line_of_invertibility_ends_where_the_error_stays_below_its_floor(below, num_shown):
+    place = {"part": "attention", "layer": 1, "attention": "dot", "weights": "trained", "tokens": 4, "width": 8}
+    rows = [
+        {**place, "seed": seed, "inputs": "0..1", "coefficient": 0.5, "iteration": k, "error": 2.0**k, "below_floor": b}
+        for seed in (0, 1)
+        for k, b in enumerate(below)
+    ]
+    (axes,) = drawn("invertibility", with_rest(pd.DataFrame(rows))).axes
+    assert lines(axes)["c=0.5"].get_ydata() == pytest.approx(2.0 ** np.arange(num_shown))
+    triangles = [line for line in axes.get_lines() if line.get_marker() == "v" and len(line.get_xdata())]
+    marked = [k for line in triangles for k in line.get_xdata()]
+    assert marked == [k for k in range(num_shown) if below[k]]
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_one_seed_has_no_spread_and_no_warning(tmp_path, name):
+    png, _ = plots.save(drawn(name, TABLES[name](seeds=(4,))), tmp_path / "one")
+    assert png.stat().st_size > 5000  # warnings are errors
+
+
+def test_a_residual_of_zero_and_a_missing_one_are_drawn_without_warning(tmp_path):
+    table = residual_table(seeds=(0, 1), kinds=("trained",), decay=0.0)
+    assert (table.relative_residual == 0).any()
+    table.loc[(table.layer == 2) & (table.variant == "full"), "relative_residual"] = np.nan
+    assert plots.save(drawn("residual", table), tmp_path / "one")[0].stat().st_size > 5000
+
+
+def test_a_table_without_all_paths_or_of_one_scheme_is_drawn():
+    table = paths_table(schemes=("recomputed",))
+    figure = drawn("paths", table[table.selection == "sampled"])
+    assert len(figure.axes) == 1 and "all paths" not in legend_names(figure)
+    figure = drawn("paths", paths_table(sizes=()))
+    assert legend_names(figure)[:2] == ["all paths", "whole network"]
+
+
+PUBLISHED = pd.DataFrame(
+    [
+        ("Paper", "f", None, "length-1 paths", 1.0, 0.6),
+        ("Paper", "f", None, "whole network", None, 0.98),
+        ("Code", "f", "task.label=value", "5 sampled paths", 0.0, 0.35),
+        ("Code", "f", "task.label=value", "5 sampled paths", 1.0, 0.46),
+    ],
+    columns=["source", "figure", "where", "series", "x", "value"],
+)
+EVERYWHERE = {"length-1 paths (Paper)", "whole network (Paper)"}
+
+
+def test_published_numbers_are_drawn_beside_the_protocol_they_come_from():
+    figure = drawn("paths", paths_table(), PUBLISHED)
+    frozen, recomputed = (lines(axes) for axes in figure.axes)
+    assert not any("(" in label for label in frozen)
+    assert {label for label in recomputed if "(" in label} == EVERYWHERE
+    point = recomputed["length-1 paths (Paper)"]
+    assert (list(point.get_xdata()), list(point.get_ydata())) == ([1.0], [0.6])
+    assert list(recomputed["whole network (Paper)"].get_ydata()) == [0.98, 0.98]
+    assert set(legend_names(figure)) >= EVERYWHERE
+    assert legend_names(drawn("paths", paths_table())) == [name for name in legend_names(figure) if "(" not in name]
+
+
+def test_published_numbers_of_one_facet_are_drawn_there_alone():
+    both = pd.concat([paths_table(**{"task.label": label}) for label in ("position", "value")], ignore_index=True)
+    figure = drawn("paths", both, PUBLISHED, "task.label")
+    labels = [{label for label in lines(axes) if "(" in label} for axes in figure.axes]
+    assert labels == [set(), EVERYWHERE, set(), EVERYWHERE | {"5 sampled paths (Code)"}]
+    series = lines(figure.axes[3])["5 sampled paths (Code)"]
+    assert (list(series.get_xdata()), list(series.get_ydata())) == ([0.0, 1.0], [0.35, 0.46])
+    styles = {(line.get_color(), line.get_marker(), line.get_linestyle()) for line in lines(figure.axes[3]).values()}
+    assert len(styles) == len(lines(figure.axes[3]))  # each published series can be told apart too
+
+
+def test_a_title_is_no_wider_than_its_panel():
+    """A wider one would run into the next or out of the figure."""
+    for letters in range(20, 120, 4):
+        figure = empty_figure(6.5, 2.5)
+        panels = figure.subplots(1, 2)
+        for axes in panels:
+            axes.set_title(("letters " * 20)[:letters].strip())
+        figure.get_layout_engine().execute(figure)
+        for axes in panels:
+            assert axes.title.get_window_extent().width <= axes.get_window_extent().width + 1

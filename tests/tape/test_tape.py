@@ -1,0 +1,1055 @@
+"""rankbench.tape against rankbench.measures.frozen_network, every path multiplied out by hand, and the
+modules' own results.
+
+Shapes: K slot, B batch, H head, N query token, M key token, D width, F MLP width.
+"""
+
+import gc
+import itertools
+import math
+import weakref
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from rankbench.config.keys import ConfigError
+from rankbench.measures.frozen_network import FrozenNetwork, sums_by_length, sums_through_heads
+from rankbench.model.transformer import Transformer
+from rankbench.tape import record, tap
+from rankbench.tape.read import read
+from rankbench.tape.rules import RULES
+
+# Float64, a few hundred additions: eps = 2.2e-16, so 1e-12 of the largest part leaves a margin of ten to a hundred.
+ROUNDING = 1e-12
+B, N, D, H = 2, 5, 8, 2
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*nested tensor.*:UserWarning")
+
+
+def drawn(module, seed=0, scale=0.4):
+    """The module in float64 with every parameter drawn: no bias stays 0, no norm's scale 1."""
+    generator = torch.Generator().manual_seed(seed)
+    module = module.double().eval().requires_grad_(False)
+    for parameter in module.parameters():
+        parameter.copy_(scale * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    return module
+
+
+def states(seed=1, shape=(B, N, D)):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def close(got, wanted, scale=None):
+    assert got.shape == wanted.shape
+    atol = ROUNDING * (wanted if scale is None else scale).abs().max().item()
+    torch.testing.assert_close(got, wanted, rtol=0, atol=atol)
+
+
+def checked(module, *args, **kwargs):
+    """The sums of a module whose recorded result is bit for bit its own, with slots that are all there."""
+    with torch.no_grad():
+        own = module(*args, **kwargs)
+    tape = record(module, *args, **kwargs)
+    sums = tape.sums()
+    assert torch.equal(sums.state_BND, own if isinstance(own, torch.Tensor) else own[0])
+    assert sums.remainder < ROUNDING
+    return sums
+
+
+# --- our own Transformer ---------------------------------------------------------------------------------------------
+
+
+class Blocks(nn.Module):
+    """A Transformer between its embedding and its read-out, where rankbench.measures.frozen_network begins and ends."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x):
+        for sublayer in self.model.sublayers:
+            x = sublayer(x, kernel="fused")
+        return x if self.model.last_norm is None else self.model.last_norm(x)
+
+
+def own_network(model_config, num_tokens=4, **changes):
+    cfg = model_config(**{"layers": 3, "heads": 2, "width": 6, "mlp_ratio": 1.5, **changes})
+    with torch.device("meta"):
+        model = Transformer(cfg, input_kind="tokens", num_inputs=7, num_outputs=4, length=num_tokens)
+    model = drawn(model.to_empty(device="cpu"))
+    return model, torch.randint(7, (B, num_tokens), generator=torch.Generator().manual_seed(2))
+
+
+VARIANTS = [
+    {},
+    {"skip": False},
+    {"mlp": False},
+    {"mlp_skip": False},
+    {"activation": "gelu", "skip_scale": 0.7, "branch_scale": 0.5},
+    {"bias": False, "mask": "causal"},
+    {"mask": "window", "window": 1},
+    {"attention": "l2", "tied_qk": True},
+    {"attention": "contractive_l2", "tied_qk": True, "contraction": 1.0},
+    {"attention": "cosine"},
+    {"mix_identity": 0.3, "mix_uniform": 0.2},
+    {"kv_groups": 1},
+    {"latent_width": 3},
+    {"weight_norm": "sigma"},
+]
+
+
+PLACES = [(norm, "layernorm", num_tokens) for norm in ("none", "pre", "post") for num_tokens in (4, 97)]
+OTHER_NORMS = list(itertools.product(("pre", "post"), ("rmsnorm", "l2norm")))
+
+
+@pytest.mark.parametrize(
+    ("norm", "kind", "num_tokens"),
+    [
+        *PLACES,  # 97 tokens take the fused kernel
+        *((*norm, 4) for norm in OTHER_NORMS),
+        *(pytest.param(*norm, 97, marks=pytest.mark.slow) for norm in OTHER_NORMS),
+    ],
+)
+def test_agrees_with_the_path_sums_of_our_own_transformer(model_config, norm, kind, num_tokens):
+    for changes in VARIANTS:
+        model, tokens = own_network(model_config, num_tokens, norm=norm, norm_kind=kind, **changes)
+        wanted = sums_by_length(model, tokens)
+        tape = record(Blocks(model), model.embed(tokens), begin="inputs")
+        sums = tape.sums()
+        # without skips nothing is shorter than the network, and the tape knows of no longer paths than there are
+        assert len(sums.by_length_KBND) == len(wanted.by_length_KBND), changes
+        close(sums.by_length_KBND, wanted.by_length_KBND, wanted.state_BND)
+        close(sums.bias_BND, wanted.bias_BND, wanted.state_BND)
+        assert sums.remainder < ROUNDING
+        through = torch.stack([part.sums for part in tape.through_heads()])
+        by_hand = sums_through_heads(FrozenNetwork(model, tokens))
+        close(through, by_hand, wanted.state_BND)
+
+
+def test_biases_of_rankbench_paths_are_paths_of_their_own_in_slot_0(model_config):
+    """What `begin` sets apart as a bias is, without it, spread over the slots by the heads that it passes."""
+    model, tokens = own_network(model_config, norm="post")
+    x = model.embed(tokens)
+    apart, together = record(Blocks(model), x, begin="inputs").sums(), record(Blocks(model), x).sums()
+    spread = together.by_length_KBND - apart.by_length_KBND
+    close(spread.sum(0), apart.bias_BND, together.state_BND)
+    assert (spread.flatten(1).norm(dim=1) > 1e-3 * apart.bias_BND.norm()).all()
+
+
+# --- every path by hand ----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class LayerByHand:
+    """One pre- or post-norm layer with everything that multiplies held fixed, as maps of (B, N, D)."""
+
+    before: object  # the attention's norm where it stands in front: (x, with shift) -> x
+    heads: list  # (P, W_V, b_V, W_O)
+    output_bias: torch.Tensor
+    after: object
+    mlp: object  # (x, with biases) -> x, its skip and norms included
+
+
+def every_path(x, layers, value_biases="head", last=lambda x, whole: x):
+    """S_0, S_1, ... by enumeration: all paths from the embedding and from every bias, one by one."""
+    zero = torch.zeros_like(x)
+    paths = [(x, 0)]
+    for layer in layers:
+        longer = []
+        for path, length in [*paths, (zero, None)]:  # the last one stands for what begins in this layer
+            begins = length is None
+            read = layer.before(path, begins)
+            longer += [] if begins else [(layer.after(path, False), length)]
+            if begins:
+                longer.append((layer.after(layer.output_bias.expand_as(x), False), 0))
+                longer.append((layer.after(zero, True), 0))
+            for p, w_v, b_v, w_o in layer.heads:
+                longer.append((layer.after(p @ read @ w_v @ w_o, False), 1 if begins else length + 1))
+                if begins:
+                    length_of_bias = 1 if value_biases == "head" else 0
+                    longer.append((layer.after(p @ b_v.expand(*x.shape[:2], -1) @ w_o, False), length_of_bias))
+        paths = [(layer.mlp(path, False), length) for path, length in longer] + [(layer.mlp(zero, True), 0)]
+    paths = [(last(path, False), length) for path, length in paths] + [(last(zero, True), 0)]
+    sums = x.new_zeros(len(layers) + 1, *x.shape)
+    for path, length in paths:
+        sums[length] += path
+    return sums
+
+
+class RMSNorm(nn.Module):
+    """Written out with rsqrt, as language models have it."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def scale(self, x):
+        return torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+    def forward(self, x):
+        return self.weight * (x * self.scale(x))
+
+
+class StrangersLayer(nn.Module):
+    """Attention by hand with causal weights, RMSNorm by hand, a gated MLP, biases, and a residual scaling."""
+
+    def __init__(self, width, heads, hidden=7):
+        super().__init__()
+        self.heads = heads
+        self.attention_norm, self.mlp_norm = RMSNorm(width), RMSNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.gate, self.up, self.down = nn.Linear(width, hidden), nn.Linear(width, hidden), nn.Linear(hidden, width)
+
+    def weights_and_values(self, x):
+        q, k, v = (part.view(*x.shape[:2], self.heads, -1).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1))
+        scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+        hidden = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+        return F.softmax(scores.masked_fill(hidden, float("-inf")), dim=-1), v
+
+    def attend(self, x):
+        p, v = self.weights_and_values(x)
+        return self.out((p @ v).transpose(1, 2).reshape(x.shape))
+
+    def forward(self, x):
+        x = x + self.attend(self.attention_norm(x))
+        read = self.mlp_norm(x)
+        return 0.5 * x + self.down(F.silu(self.gate(read)) * self.up(read))
+
+    def by_hand(self, x):
+        width = x.shape[-1] // self.heads
+        p, _ = self.weights_and_values(self.attention_norm(x))
+        _, _, w_v = self.qkv.weight.chunk(3)
+        _, _, b_v = self.qkv.bias.chunk(3)
+        cuts = [slice(h * width, (h + 1) * width) for h in range(self.heads)]
+        heads = [(p[:, h], w_v[cut].T, b_v[cut], self.out.weight[:, cut].T) for h, cut in enumerate(cuts)]
+        scale, middle = self.attention_norm.scale(x), x + self.attend(self.attention_norm(x))
+        mlp_scale, gate = self.mlp_norm.scale(middle), F.silu(self.gate(self.mlp_norm(middle)))
+
+        def mlp(path, whole):
+            up = F.linear(path * mlp_scale * self.mlp_norm.weight, self.up.weight, self.up.bias if whole else None)
+            return 0.5 * path + F.linear(gate * up, self.down.weight, self.down.bias if whole else None)
+
+        before = lambda path, whole: path * scale * self.attention_norm.weight  # noqa: E731
+        return LayerByHand(before, heads, self.out.bias, lambda path, whole: path, mlp)
+
+
+@pytest.mark.parametrize("value_biases", ["head", "source"])
+def test_a_strangers_module_against_every_path_by_hand(value_biases):
+    layers = nn.Sequential(*(drawn(StrangersLayer(D, H), seed) for seed in range(3)))
+    x, by_hand = states(), []
+    for layer in layers:
+        by_hand.append(layer.by_hand(x))
+        x = layer(x)
+    wanted = every_path(states(), by_hand, value_biases)
+    sums = record(layers, states()).sums(value_biases=value_biases)
+    close(sums.by_length_KBND, wanted)
+    close(sums.state_BND, x)
+
+
+def encoder_layer_by_hand(layer, x, mask):
+    """The same of torch's own encoder layer; mask hides where it is True."""
+    attention, width = layer.self_attn, x.shape[-1] // layer.self_attn.num_heads
+    norm_first = layer.norm_first
+    read = layer.norm1(x) if norm_first else x
+    out, p = attention(read, read, read, attn_mask=mask, average_attn_weights=False)
+    w_v, b_v = attention.in_proj_weight[2 * x.shape[-1] :], attention.in_proj_bias[2 * x.shape[-1] :]
+    cuts = [slice(h * width, (h + 1) * width) for h in range(attention.num_heads)]
+    heads = [(p[:, h], w_v[cut].T, b_v[cut], attention.out_proj.weight[:, cut].T) for h, cut in enumerate(cuts)]
+
+    def frozen(norm, at):
+        scale = 1 / torch.sqrt(at.var(-1, keepdim=True, correction=0) + norm.eps)
+
+        def apply(path, whole):
+            return scale * (path - path.mean(-1, keepdim=True)) * norm.weight + (norm.bias if whole else 0)
+
+        return apply
+
+    nothing = lambda path, whole: path  # noqa: E731
+    middle = x + out if norm_first else layer.norm1(x + out)
+    z = layer.linear1(layer.norm2(middle) if norm_first else middle)
+    gate = layer.activation(z) / z
+    mlp_norm = frozen(layer.norm2, middle if norm_first else middle + layer.linear2(gate * z))
+
+    def mlp(path, whole):
+        read = mlp_norm(path, whole) if norm_first else path
+        hidden = gate * F.linear(read, layer.linear1.weight, layer.linear1.bias if whole else None)
+        path = path + F.linear(hidden, layer.linear2.weight, layer.linear2.bias if whole else None)
+        return path if norm_first else mlp_norm(path, whole)
+
+    first = frozen(layer.norm1, x if norm_first else x + out)
+    before, after = (first, nothing) if norm_first else (nothing, first)
+    return LayerByHand(before, heads, attention.out_proj.bias, after, mlp)
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+def test_torchs_own_encoder_against_every_path_by_hand(activation, norm_first, causal):
+    layer = nn.TransformerEncoderLayer(D, H, 11, 0.3, activation, batch_first=True, norm_first=norm_first)
+    encoder = drawn(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False))
+    mask = torch.ones(N, N, dtype=torch.bool).triu(1) if causal else None
+    x = states()
+    with torch.no_grad():
+        first = encoder_layer_by_hand(encoder.layers[0], x, mask)
+        second = encoder_layer_by_hand(encoder.layers[1], encoder.layers[0](x, mask), mask)
+    for value_biases in ("head", "source"):
+        sums = record(encoder, x, mask=mask).sums(value_biases=value_biases)
+        close(sums.by_length_KBND, every_path(x, [first, second], value_biases))
+
+
+def test_torchs_encoder_and_decoder_with_padding_and_without_a_batch():
+    model = drawn(nn.Transformer(D, H, 2, 2, 11, batch_first=True))
+    hidden = torch.zeros(B, N, dtype=torch.bool)
+    hidden[0, 3:] = True
+    causal = torch.full((N, N), -math.inf, dtype=torch.float64).triu(1)
+    source, target = states(1), states(2)
+    masks = {"src_key_padding_mask": hidden, "memory_key_padding_mask": hidden, "tgt_mask": causal}
+    tape = record(model, source, target, **masks)
+    sums = tape.sums()
+    assert (len(tape.calls), sums.remainder < ROUNDING) == (6, True)
+    # the longest path: two heads of the encoder, one of a cross-attention, one of the last self-attention
+    assert len(sums.by_length_KBND) == 5
+    close(sums.state_BND, model(source, target, **masks))
+    alone = record(model, source[1], target[1], tgt_mask=causal).sums()
+    close(alone.by_length_KBND, sums.by_length_KBND[:, 1], sums.state_BND)
+
+
+# --- ways to write attention -----------------------------------------------------------------------------------------
+
+
+class Attention(nn.Module):
+    """Two layers with skips, their attention by a function of q (B, N, H, K), k and v."""
+
+    def __init__(self, mix, groups=H):
+        super().__init__()
+        self.mix, self.groups = mix, groups
+        self.maps = nn.ModuleList(nn.ModuleDict({"q": nn.Linear(D, D), "out": nn.Linear(D, D)}) for _ in range(2))
+        for layer in self.maps:
+            layer.update({name: nn.Linear(D, groups * D // H) for name in ("k", "v")})
+
+    def forward(self, x):
+        for layer in self.maps:
+            q = layer["q"](x).unflatten(-1, (H, -1))
+            k, v = (layer[name](x).unflatten(-1, (self.groups, -1)) for name in "kv")
+            x = x + layer["out"](self.mix(q, k, v).reshape(x.shape))
+        return x
+
+
+def fused(mask=None, **options):
+    def mix(q, k, v):
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **options).transpose(1, 2)
+
+    return mix
+
+
+def written_out(mask=None, scale=(D // H) ** -0.5):
+    """The plain formula: softmax of scores, times the values."""
+
+    def mix(q, k, v):
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        k, v = (x.repeat_interleave(H // x.shape[1], 1) for x in (k, v))
+        scores = q @ k.mT * scale
+        scores = scores if mask is None else scores + mask
+        return (scores.softmax(-1) @ v).transpose(1, 2)
+
+    return mix
+
+
+HIDDEN = torch.zeros(N, N, dtype=torch.float64).masked_fill(torch.ones(N, N, dtype=torch.bool).triu(1), -math.inf)
+SLOPES = 0.3 * torch.arange(N, dtype=torch.float64).expand(H, N, N)
+
+
+@pytest.mark.parametrize(
+    ("mix", "plain", "groups"),
+    [
+        (fused(), written_out(), H),
+        (fused(is_causal=True), written_out(HIDDEN), H),
+        (fused(HIDDEN == 0), written_out(HIDDEN), H),
+        (fused(SLOPES), written_out(SLOPES), H),
+        (fused(scale=0.9), written_out(scale=0.9), H),
+        (fused(enable_gqa=True), written_out(), 1),
+    ],
+    ids=["plain", "causal", "bool mask", "float mask", "scale", "shared keys"],
+)
+def test_the_fused_kernel_has_the_paths_of_the_formula(mix, plain, groups):
+    module = drawn(Attention(mix, groups))
+    fused_sums = checked(module, states())
+    module.mix = plain
+    wanted = checked(module, states())
+    close(fused_sums.by_length_KBND, wanted.by_length_KBND)
+
+
+def by_einsum(q, k, v):
+    p = torch.einsum("b i h d, b j h d -> b h i j", 0.5 * q, k).softmax(-1)
+    return torch.einsum("bhij,bjhd->bihd", p, v)
+
+
+def by_einsum_with_dots(q, k, v):
+    p = torch.einsum("...ihd,...jhd->...ijh", 0.5 * q, k).softmax(-2)
+    return torch.einsum("...ijh,...jhd->...ihd", p, v)
+
+
+def by_bmm(q, k, v):
+    q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))
+    p = torch.baddbmm(torch.zeros(1, dtype=q.dtype), q, k.mT, beta=0, alpha=0.5).softmax(-1)
+    return torch.bmm(p, v).unflatten(0, (-1, H)).transpose(1, 2)
+
+
+def transposed(q, k, v):
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    p = torch.softmax(k @ q.mT / 2, dim=-2)
+    return (v.mT @ p).mT.transpose(1, 2)
+
+
+def by_exponentials(q, k, v):
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    powers = torch.exp(q @ k.mT / 2)
+    return ((powers / powers.sum(-1, keepdim=True)) @ v).transpose(1, 2)
+
+
+def divided_last(q, k, v):
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    powers = torch.exp(q @ k.mT / 2)
+    return (powers @ v / powers.sum(-1, keepdim=True)).transpose(1, 2)
+
+
+def product_and_sum(q, k, v):
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    p = (q[..., :, None, :] * k[..., None, :, :]).sum(-1).div(2).softmax(-1)
+    return (p[..., None] * v[..., None, :, :]).sum(dim=-2).transpose(1, 2)
+
+
+def head_by_head(q, k, v):
+    out = torch.empty_like(v)
+    for head in range(H):
+        p = (q[:, :, head] @ k[:, :, head].mT / 2).softmax(-1)
+        out[:, :, head] = p @ v[:, :, head]
+    return out
+
+
+def with_changes_in_place(q, k, v):
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    scores = torch.matmul(q, k.mT)
+    scores /= 2
+    p = F.dropout(scores.softmax(-1), 0.5, training=False)
+    mixed = torch.zeros_like(v)
+    mixed += p @ v
+    return mixed.transpose(1, 2).contiguous()
+
+
+@pytest.mark.parametrize(
+    "mix",
+    [
+        by_einsum, by_einsum_with_dots, by_bmm, transposed, by_exponentials, divided_last, product_and_sum,
+        head_by_head,
+        with_changes_in_place,
+    ],
+)  # fmt: skip
+def test_attention_may_be_written_in_other_ways(mix):
+    module = drawn(Attention(written_out(scale=0.5)))
+    wanted = checked(module, states())
+    module.mix = mix
+    close(checked(module, states()).by_length_KBND, wanted.by_length_KBND)
+
+
+@pytest.mark.parametrize("mix", [by_einsum, by_einsum_with_dots, fused()])
+def test_heads_are_told_apart(mix):
+    module = drawn(Attention(mix))
+    tape = record(module, states())
+    sums = tape.sums()
+    parts = list(tape.through_heads(by_length=True))
+    assert [part.sums.shape[1] for part in parts] == [H, H]
+    # each path of length k passes k heads
+    lengths = torch.arange(3.0, dtype=torch.float64)[:, None, None, None]
+    dense = [F.pad(part.sums.sum(1), (0, 0) * 3 + (0, 3 - len(part.sums))) for part in parts]
+    close(sum(dense), lengths * sums.by_length_KBND, sums.state_BND)
+    totals = [part.sums for part in tape.through_heads()]
+    for part, total in zip(parts, totals, strict=True):
+        close(part.sums.sum(0), total, sums.state_BND)
+    # without a head's way out, its paths are gone
+    module.maps[1]["out"].weight[:, : D // H] = 0
+    close(sums.state_BND - totals[1][0], module(states()), sums.state_BND)
+
+
+def test_heads_that_stand_beside_sequences_are_told_apart_by_their_number():
+    module = drawn(Attention(by_bmm))
+    merged = [part.sums for part in record(module, states()).through_heads()]
+    module.mix = written_out()
+    for got, wanted in zip(merged, record(module, states()).through_heads(), strict=True):
+        close(got, wanted.sums)
+
+
+def test_products_of_queries_and_keys_without_a_softmax_are_weights_too():
+    def linear_attention(q, k, v):
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        return ((q @ k.mT) @ v).transpose(1, 2)
+
+    module = drawn(Attention(linear_attention))
+    tape = record(module, states())
+    sums, x = tape.sums(), states()
+    assert len(tape.calls) == 2
+    for layer in module.maps:  # S_0: the skips and the output biases
+        x = x + layer["out"].bias
+    close(sums.by_length_KBND[0], x)
+
+
+# --- what else is covered --------------------------------------------------------------------------------------------
+
+
+class Between(nn.Module):
+    """Attention, then a function of the state with a map of weights, then attention."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function, self.attention = function, Attention(fused())
+        self.wide, self.narrow = nn.Linear(D, 2 * D), nn.Linear(D, D)
+        self.kernel = nn.Conv1d(D, D, 3, padding=1)
+        self.norm = nn.BatchNorm1d(D)
+
+    def forward(self, x):
+        x = self.attention(x)
+        return self.attention(x + self.function(self, x))
+
+
+def standardised(x, power):
+    centred = x - x.mean(-1, keepdim=True)
+    return centred / (centred**2).mean(-1, keepdim=True).add(1e-5) ** power
+
+
+FUNCTIONS = {
+    "relu in place": lambda m, x: m.narrow(F.relu(m.narrow(x), inplace=True)),
+    "gelu": lambda m, x: m.narrow(F.gelu(m.narrow(x))),
+    "gelu tanh": lambda m, x: m.narrow(F.gelu(m.narrow(x), approximate="tanh")),
+    "gelu by hand": lambda m, x: m.narrow(0.5 * m.narrow(x) * (1 + torch.erf(m.narrow(x) / math.sqrt(2)))),
+    "new gelu": lambda m, x: x * (1.0 + torch.tanh(0.8 * (x + 0.044715 * torch.pow(x, 3.0)))),
+    "quick gelu": lambda m, x: x * torch.sigmoid(1.702 * x),
+    "silu": lambda m, x: F.silu(x),
+    "tanh": lambda m, x: torch.tanh(x),
+    "sigmoid": lambda m, x: m.narrow(torch.sigmoid(m.narrow(x))),
+    "softplus": lambda m, x: F.softplus(x),
+    "hardswish": lambda m, x: F.hardswish(x),
+    "leaky relu": lambda m, x: F.leaky_relu(x, 0.1),
+    "squared relu": lambda m, x: F.relu(x).square(),
+    "swiglu": lambda m, x: F.silu(m.narrow(x)) * m.narrow(x),
+    "geglu": lambda m, x: F.gelu(m.wide(x)[..., :D]) * m.wide(x)[..., D:],
+    "glu": lambda m, x: F.glu(m.wide(x)),
+    "keys and values first": lambda m, x: x @ (x.mT @ x),  # a product whose factors are frozen, not a head
+    "bilinear": lambda m, x: m.narrow(x) * x,
+    "layer_norm": lambda m, x: F.layer_norm(x, (D,), m.narrow.bias, m.narrow.weight[0]),
+    "layer_norm without weights": lambda m, x: F.layer_norm(x, (N, D)),
+    "rms_norm": lambda m, x: F.rms_norm(x, (D,), m.narrow.bias),
+    "normalize": lambda m, x: F.normalize(x, dim=-1),
+    "norm with a power": lambda m, x: standardised(x, 0.5),
+    "norm with sqrt and var": lambda m, x: (x - x.mean(-1, True)) / torch.sqrt(x.var(-1, keepdim=True) + 1e-5),
+    "norm with var_mean": lambda m, x: (
+        (x - torch.var_mean(x, dim=-1, keepdim=True)[1])
+        * torch.rsqrt(torch.var_mean(x, dim=-1, keepdim=True)[0] + 1e-5)
+    ),
+    "norm with std": lambda m, x: m.narrow.bias * (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + 1e-6),
+    "batch norm": lambda m, x: m.norm(x.transpose(1, 2)).transpose(1, 2),
+    "conv1d": lambda m, x: m.kernel(x.mT).mT,
+    "matmul": lambda m, x: x @ m.narrow.weight,
+    "matmul from the left": lambda m, x: torch.eye(N, dtype=x.dtype).flip(0) @ x,
+    "addmm": lambda m, x: torch.addmm(m.narrow.bias, x.flatten(0, 1), m.narrow.weight, alpha=0.3).view_as(x),
+    "einsum": lambda m, x: torch.einsum("bnd,de->bne", x, m.narrow.weight),
+    "cat and split": lambda m, x: torch.cat([*reversed(x.split([2, D - 2], dim=-1))], dim=-1),
+    "class token": lambda m, x: torch.cat([m.narrow.bias.expand(B, 1, D), x], dim=1)[:, :-1],
+    "where": lambda m, x: torch.where(torch.arange(D) < 3, x, m.narrow.bias),
+    "masked_fill": lambda m, x: x.masked_fill(torch.arange(D) < 3, 0.7),
+    "setitem": lambda m, x: put(x.clone()),
+    "changes of a view put back": lambda m, x: add_to_first(x.clone()),
+    "pool and unpool": lambda m, x: x.mean(1, keepdim=True).expand(B, N, D).cumsum(1),
+    "roll": lambda m, x: torch.roll(x, 1, dims=1) - 2 + 3 / 4 - x / 3,
+    "index": lambda m, x: x[:, torch.tensor([4, 3, 2, 1, 0])],
+    "pad": lambda m, x: F.pad(x, (1, 0))[..., :-1],
+    "rsub": lambda m, x: 1 - torch.sub(x / 2, m.narrow.bias, alpha=0.5),
+    "clamp": lambda m, x: x.clamp(min=-0.2, max=0.3),
+    "mask of the state": lambda m, x: x * (x > 0),
+    "scaled by the largest": lambda m, x: x / x.abs().amax(-1, keepdim=True),
+    "experts": lambda m, x: sum(w * m.narrow(x) for w in m.wide(x).softmax(-1)[..., :2].unsqueeze(-2).unbind(-1)),
+}
+
+
+def put(x):
+    x[:, 1] = 2 * x[:, 0]
+    x[:, 2] = 3.0
+    return x
+
+
+def add_to_first(x):
+    x[:, 0] += x[:, 1]
+    return x
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_slots_of_covered_functions_sum_to_the_output(name):
+    sums = checked(drawn(Between(FUNCTIONS[name]), scale=0.3), states())
+    assert len(sums.by_length_KBND) == 5
+    assert (sums.by_length_KBND.flatten(1).norm(dim=1) > 0).all()
+
+
+def test_what_is_frozen_and_on_which_side_is_listed():
+    module = drawn(Between(FUNCTIONS["swiglu"]))
+    frozen = record(module, states()).sums().frozen
+    parts = [(each.call.function, each.call.module, each.part) for each in frozen]
+    assert len(parts) == 5
+    # the modules of `Attention` are called once before and once after the gate
+    attention = ("torch.nn.functional.scaled_dot_product_attention", "attention", "attention weights")
+    assert [*parts[:2], *parts[3:]] == [attention] * 4
+    function, where, part = parts[2]
+    assert (function, where) == ("torch.Tensor.mul", "")
+    assert part.startswith("left factor, of call") and part.endswith("torch.nn.functional.silu in the module itself")
+    assert frozen[2].kind == "left factor, of torch.nn.functional.silu"
+
+
+def test_the_gate_is_the_derivative_where_its_argument_is_zero(model_config):
+    """relu and gelu at 0 as rankbench.measures.frozen_network has them: 0 and 1/2."""
+    for activation in ("relu", "gelu"):
+        model, tokens = own_network(model_config, norm="none", activation=activation)
+        for block in model.blocks:
+            block.mlp.up.weight[0], block.mlp.up.bias[0] = 0, 0
+        sums = record(Blocks(model), model.embed(tokens), begin="inputs").sums()
+        close(sums.by_length_KBND, sums_by_length(model, tokens).by_length_KBND, sums.state_BND)
+
+
+# --- parts of a module -----------------------------------------------------------------------------------------------
+
+
+def test_sums_of_the_part_up_to_a_submodule_or_an_attention_call():
+    layers = nn.Sequential(*(drawn(StrangersLayer(D, H), seed) for seed in range(3)))
+    tape = record(layers, states())
+    for index in range(3):
+        wanted = record(layers[: index + 1], states()).sums()
+        close(tape.sums(upto=str(index)).by_length_KBND, wanted.by_length_KBND)
+    close(tape.sums(upto="0.attention_norm").by_length_KBND, layers[0].attention_norm(states())[None])
+    call = tape.sums(upto=2)  # P v of the second layer: at least one head, so no skip
+    assert (call.by_length_KBND[0].norm(), call.state_BND.shape) == (0, (B, H, N, D // H))
+    assert call.remainder < ROUNDING
+
+
+def test_a_submodule_that_runs_several_times_is_named_with_its_time():
+    layer = drawn(StrangersLayer(D, H))
+    tape = record(lambda x: layer(layer(x)), states())
+    assert len(tape.calls) == 2
+    module = nn.Sequential(layer, layer)  # torch names it once, as it is one module
+    tape = record(module, states())
+    close(tape.sums(upto=("0", 0)).by_length_KBND, record(layer, states()).sums().by_length_KBND)
+    close(tape.sums(upto="0").by_length_KBND, tape.sums().by_length_KBND)
+
+
+def test_paths_can_begin_at_a_submodule():
+    module = nn.Sequential(nn.Embedding(7, D), StrangersLayer(D, H), StrangersLayer(D, H))
+    module, tokens = drawn(module), torch.randint(7, (B, N), generator=torch.Generator().manual_seed(0))
+    from_embedding = record(module, tokens, begin="0").sums()
+    from_inputs = record(module[1:], module[0](tokens), begin="inputs").sums()
+    close(from_embedding.by_length_KBND, from_inputs.by_length_KBND)
+    close(from_embedding.bias_BND, from_inputs.bias_BND)
+
+
+def test_texts_in_one_batch_have_the_sums_that_they_have_alone():
+    module = drawn(Attention(fused(is_causal=True)))
+    together = record(module, states()).sums().by_length_KBND
+    for index, text in enumerate(states().split(1)):
+        close(record(module, text).sums().by_length_KBND, together[:, index : index + 1])
+
+
+# --- cost ------------------------------------------------------------------------------------------------------------
+
+
+class FusedProjection(nn.Module):
+    """Pre-norm layers with one map for queries, keys and values, cut in one of several ways."""
+
+    def __init__(self, cut, layers=3):
+        super().__init__()
+        self.cut = cut
+        self.qkv = nn.ModuleList(nn.Linear(D, 3 * D) for _ in range(layers))
+        self.out = nn.ModuleList(nn.Linear(D, D) for _ in range(layers))
+
+    def forward(self, x):
+        for qkv, out in zip(self.qkv, self.out, strict=True):
+            q, k, v = self.cut(qkv(F.layer_norm(x, (D,))))
+            x = x + out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(-2))
+        return x
+
+
+CUTS = {
+    "split": lambda x: [part.view(B, N, H, -1).transpose(1, 2) for part in x.split(D, dim=-1)],
+    "unbind": lambda x: x.reshape(B, N, 3, H, -1).permute(2, 0, 3, 1, 4).unbind(0),
+    "index": lambda x: [x[..., i * D : (i + 1) * D].unflatten(-1, (H, -1)).transpose(1, 2) for i in range(3)],
+}
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_a_replay_computes_no_queries_and_keys_and_no_empty_slots(cut):
+    layers = 3
+    tape = record(drawn(FusedProjection(CUTS[cut], layers)), states())
+    with FlopCounterMode(display=False) as counter:
+        tape.sums()
+    # in front of layer l = 0, 1, ... slots 0 .. l are there; P is computed once more, from queries and keys
+    rows = sum(layer + 1 for layer in range(layers))
+    values = 2 * B * N * D * D * (rows - 1)  # in the first layer the values have no paths yet, and are recorded
+    way_out = 2 * B * N * D * D * rows
+    attention = 2 * B * N * N * D * rows + 2 * B * N * N * D * layers
+    assert counter.get_total_flops() == values + way_out + attention
+
+
+def test_a_tape_keeps_no_activations_in_between():
+    kept = []
+    layer = drawn(StrangersLayer(D, H))
+
+    def module(x):
+        x = layer(x)
+        for _ in range(2):
+            x = layer(x)
+            kept.append(weakref.ref(x))
+        return x
+
+    tape = record(module, states(), reading=read(module, (states(),)))
+    gc.collect()
+    # the last is the output; those before are of the passes that read the module
+    assert [each() is not None for each in kept] == [False] * (len(kept) - 1) + [True]
+    assert tape.sums().remainder < ROUNDING
+
+
+def test_number_types_may_change_on_the_way():
+    module = drawn(Between(lambda m, x: m.narrow.bias * x.float() + x.float()))
+    sums = record(module, states()).sums()
+    assert sums.by_length_KBND.dtype == torch.float64
+    assert 1e-12 < sums.remainder < 1e-6  # float32 in between
+
+
+def test_recorded_and_replayed_in_inference_mode():
+    module = drawn(Between(FUNCTIONS["gelu"]))
+    wanted = record(module, states()).sums().by_length_KBND
+    with torch.inference_mode():
+        close(record(module, states()).sums().by_length_KBND, wanted)
+
+
+def test_the_module_is_left_as_it_was():
+    module = drawn(Between(FUNCTIONS["swiglu"]))
+    before = {name: dict(vars(part)) for name, part in module.named_modules()}
+    values = {name: value.clone() for name, value in module.state_dict().items()}
+    record(module, states()).sums()
+    assert {name: dict(vars(part)) for name, part in module.named_modules()} == before
+    assert all(torch.equal(values[name], value) for name, value in module.state_dict().items())
+    assert not torch.nn.modules.module._global_forward_hooks
+
+
+# --- the tap ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mix", [fused(is_causal=True), by_einsum, by_bmm, written_out(HIDDEN)])
+def test_the_tap_shows_weights_queries_keys_and_values(mix):
+    module, x = drawn(Attention(mix)), states()
+    seen, results = [], []
+
+    def watch(call):
+        seen.append(call)
+        results.append(call.weights @ call.values)
+
+    out = tap(module, watch, x)
+    assert torch.equal(out, module(x))
+    assert [call.index for call in seen] == [1, 2]
+    for call, layer in zip(seen, module.maps, strict=True):
+        assert call.weights.shape[-2:] == (N, N)
+        torch.testing.assert_close(call.weights.sum(-1), torch.ones_like(call.weights[..., 0]))
+        v = layer["v"](x).unflatten(-1, (H, -1)).transpose(1, 2)
+        close(call.values.reshape(v.shape), v)
+        if mix is not by_bmm:  # baddbmm adds the scores to a table: their two factors are not looked for
+            q, k = (layer[name](x).unflatten(-1, (H, -1)).transpose(1, 2) for name in "qk")
+            scale = call.queries.norm() / q.norm()  # by_einsum scales them before the product
+            close(call.queries, scale * q)
+            close(call.keys, k)
+        mixed = (call.weights @ call.values).reshape(B, H, N, -1)
+        x = x + layer["out"](mixed.transpose(1, 2).flatten(-2))
+    close(x, out)
+
+
+def test_the_tap_of_torchs_own_attention():
+    attention = drawn(nn.MultiheadAttention(D, H, batch_first=True))
+    seen, x = [], states()
+    tap(attention, seen.append, x, x, x)
+    _, wanted = attention(x, x, x, average_attn_weights=False)
+    close(seen[0].weights, wanted)
+    _, _, w_v = attention.in_proj_weight.chunk(3)
+    v = F.linear(x, w_v, attention.in_proj_bias[2 * D :])
+    close(seen[0].values, v.unflatten(-1, (H, -1)).transpose(1, 2))
+
+
+@pytest.mark.parametrize("mix", [fused(), by_einsum])
+def test_the_tap_holds_the_weights_of_one_call_at_a_time(mix):
+    alive = []
+
+    def watch(call):
+        gc.collect()
+        assert not any(each() is not None for each in alive)
+        alive.append(weakref.ref(call.weights))
+
+    tap(drawn(Attention(mix)), watch, states())
+    assert len(alive) == 2
+
+
+# --- refusals --------------------------------------------------------------------------------------------------------
+
+
+def scripted(x):
+    with pytest.warns(DeprecationWarning, match="is deprecated"):
+        return torch.jit.script(twice)(x)
+
+
+def twice(x):
+    return 2 * x
+
+
+CONSTANT = torch.ones(D, dtype=torch.float64)
+
+
+def through_a_view(x):
+    x = x.clone()
+    x.transpose(0, 1).add_(1)
+    return x
+
+
+def set_data(x):
+    y = torch.zeros_like(x)
+    y.data = x
+    return y
+
+
+REFUSED = {
+    "softmax": lambda m, x: m.narrow(x).softmax(-1),
+    "cumprod": lambda m, x: x.cumprod(-1),
+    "sort": lambda m, x: x.sort(-1).values,
+    "max": lambda m, x: x + x.max(1, keepdim=True).values,
+    "exp": lambda m, x: m.narrow(torch.exp(x)),
+    "logsumexp": lambda m, x: x - x.logsumexp(-1, keepdim=True),
+    "cosine_similarity": lambda m, x: F.cosine_similarity(x, m.narrow(x), dim=-1)[..., None],
+    "a tensor that no recorded call made": lambda m, x: scripted(x),
+    "held outside of the module": lambda m, x: x + CONSTANT,
+    "dropout is on": lambda m, x: F.dropout(x, 0.1),
+    "changed in place through a view": lambda m, x: through_a_view(x),
+    "numpy in .*: passes an activation on": lambda m, x: torch.from_numpy(x.numpy()),
+    "data.__set__ in .*: passes an activation on": lambda m, x: set_data(x),
+    "item in .*: passes an activation on": lambda m, x: x + x.mean().item(),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_covered_is_refused_by_name(name):
+    module = drawn(Between(REFUSED[name]), scale=0.2)
+    with pytest.raises(ConfigError, match=name):
+        record(module, states()).sums()
+
+
+def test_a_refused_call_leaves_the_part_in_front_of_it():
+    module = drawn(Between(REFUSED["cumprod"]))
+    tape = record(module, states())
+    with pytest.raises(ConfigError, match=r"torch\.Tensor\.cumprod in the module itself: not covered.*upto="):
+        tape.sums()
+    wanted = record(module.attention, states()).sums().by_length_KBND
+    close(tape.sums(upto=("attention", 0)).by_length_KBND, wanted)
+
+
+def test_the_first_call_where_the_sums_go_wrong_is_named(monkeypatch):
+    """A rule that is wrong about its call: the certificate finds it."""
+    monkeypatch.setitem(RULES, "roll", RULES["reshape"])
+    module = drawn(Between(FUNCTIONS["roll"]))
+    with pytest.raises(ConfigError, match=r"torch\.roll in the module itself: from here on .* miss the recorded value"):
+        record(module, states()).sums()
+
+
+def test_values_that_are_not_finite_are_refused_where_they_come_from():
+    module = drawn(Between(lambda m, x: x / torch.zeros(1, dtype=x.dtype)))
+    with pytest.raises(ConfigError, match=r"div in the module itself: its value is not finite"):
+        record(module, states()).sums()
+
+
+def test_a_frozen_tensor_that_is_changed_later_is_refused():
+    def change(module, x):
+        gate = F.silu(module.narrow(x))
+        out = gate * x
+        gate.zero_()
+        return out
+
+    with pytest.raises(ConfigError, match="was later changed in place"):
+        record(drawn(Between(change)), states()).sums()
+
+
+@pytest.mark.parametrize(
+    ("attempt", "message"),
+    [
+        (lambda m, x: record(m.narrow, x), "Linear: made no attention call"),
+        (lambda m, x: record(m, x, begin="head"), "begin=head: no such submodule; allowed: inputs"),
+        (lambda m, x: record(m, x, begin="kernel").sums(), "begin=kernel: no path leads from there"),
+        (lambda m, x: record(m, x).sums(upto="head"), "upto=head: no such result; submodules that ran: attention.maps"),
+        (lambda m, x: record(m, x).sums(upto=5), "upto=5: there are attention calls 1 to 4"),
+        (lambda m, x: record(m, x).sums(output=lambda y: y + 1), "output: made a new tensor"),
+        (lambda m, x: record(m, x).sums(value_biases="none"), "value_biases=none: must be head or source"),
+        (lambda m, x: record(m, x, begin="inputs").sums(value_biases="source"), "no bias is a path; use head"),
+        (lambda m, x: record(torch.jit.trace(m.narrow, x), x), "TorchScript runs unseen by the tape"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_wrong_arguments_are_refused_in_one_line(attempt, message):
+    with pytest.raises(ConfigError, match=message):
+        attempt(drawn(Between(FUNCTIONS["swiglu"])), states())
+
+
+def test_dropout_of_torchs_own_attention_is_refused():
+    layer = nn.TransformerEncoderLayer(D, H, 11, batch_first=True).double().train()
+    with pytest.raises(ConfigError, match="dropout is on"):
+        record(layer, states())
+    module = drawn(Attention(fused(dropout_p=0.1)))
+    with pytest.raises(ConfigError, match="dropout is on"):
+        record(module, states())
+
+
+# --- public families, tiny and random --------------------------------------------------------------------------------
+
+SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+TEXT = {**SIZES, "vocab_size": 50, "max_position_embeddings": 32}
+T5 = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2, "vocab_size": 50}
+FAMILIES = {
+    "Bert": ("BertModel", TEXT),
+    "Roberta": ("RobertaModel", TEXT),
+    "DistilBert": ("DistilBertModel", {"dim": 16, "hidden_dim": 24, "n_layers": 2, "n_heads": 2, "vocab_size": 50}),
+    "Albert": ("AlbertModel", {**TEXT, "embedding_size": 12}),
+    "GPT2": ("GPT2Model", {"n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 50, "n_positions": 32}),
+    "ViT": ("ViTModel", {**SIZES, "image_size": 8, "patch_size": 4}),
+    "Llama": ("LlamaModel", {**TEXT, "num_key_value_heads": 1}),
+    "T5": ("T5EncoderModel", T5),
+    "XLNet": ("XLNetModel", {"d_model": 16, "n_layer": 2, "n_head": 2, "d_inner": 24, "vocab_size": 50}),
+}
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_public_families(family, implementation, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    transformers = pytest.importorskip("transformers", reason="needs the extra: pip install 'rankbench[pretrained]'")
+    if (family, implementation) == ("XLNet", "sdpa"):
+        pytest.skip("transformers has no fused attention for XLNet")
+    name, sizes = FAMILIES[family]
+    config = getattr(transformers, f"{family}Config")(**sizes, attn_implementation=implementation)
+    model = getattr(transformers, name)(config).double().eval().requires_grad_(False)
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():  # biases and norms begin with 0 and 1: nothing stays there
+        parameter += 0.2 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+    if family == "ViT":
+        inputs = {"pixel_values": torch.randn(B, 3, 8, 8, generator=generator, dtype=torch.float64)}
+    else:
+        present = torch.ones(B, 6, dtype=torch.long)
+        present[1, 4:] = 0  # padded
+        tokens = torch.randint(3, 50, (B, 6), generator=generator)
+        inputs = {"input_ids": tokens, "attention_mask": present}
+    tape = record(model, **inputs)
+    assert torch.equal(tape.output.last_hidden_state, model(**inputs).last_hidden_state)
+    # Llama's RMSNorm passes through float32, whatever the module's own type
+    rounding = 1e-6 if family == "Llama" else ROUNDING
+    for value_biases in ("head", "source"):
+        sums = tape.sums(value_biases=value_biases)
+        assert sums.remainder < rounding
+        assert len(sums.by_length_KBND) == 3
+    calls = []
+    tap(model, calls.append, **inputs)
+    assert len(calls) == 2
+    if implementation == "eager":
+        attentions = model(**inputs, output_attentions=True).attentions
+        for call, wanted in zip(calls, attentions, strict=True):
+            wanted = wanted.permute(2, 3, 0, 1) if family == "XLNet" and wanted.shape[0] == 6 else wanted
+            torch.testing.assert_close(call.weights, wanted, rtol=0, atol=rounding)
+    parts = torch.stack([part.sums for part in tape.through_heads()])  # (L, H, B, N, D)
+    lengths = torch.arange(3.0, dtype=torch.float64)[:, None, None, None]
+    whole = tape.sums()
+    scale = whole.by_length_KBND.abs().max().item()
+    torch.testing.assert_close(
+        parts.sum((0, 1)), (lengths * whole.by_length_KBND).sum(0), rtol=0, atol=10 * rounding * scale
+    )
+
+
+def test_parts_may_be_changed_where_they_are():
+    """Written into one by one, added to, and through a part of a part; the same as joined."""
+
+    class Joined(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.maps, self.out = nn.Linear(4, 12), nn.Linear(4, 4)
+
+        def joined(self, a, b, c):
+            return torch.cat([a + c, b], -1)
+
+        def forward(self, x):
+            q, k, v = self.maps(x).chunk(3, -1)
+            k = self.joined(k[..., :3], x[..., :1], v[..., :3])
+            y = (q @ k.mT).softmax(-1) @ self.joined(v[..., :3], x[..., 1:2], k[..., :3])
+            return x + self.out(y)
+
+    class InParts(Joined):
+        def joined(self, a, b, c):
+            whole = torch.empty(*a.shape[:-1], 4, dtype=a.dtype)
+            whole[..., :3].copy_(a)
+            whole[..., 3:].copy_(b)
+            whole[..., :3][..., :2] += c[..., :2]
+            whole[..., 2].add_(c[..., 2])
+            return whole
+
+    torch.manual_seed(0)
+    module, x = Joined().double(), torch.randn(2, 5, 4, dtype=torch.float64)
+    other = InParts().double()
+    other.load_state_dict(module.state_dict())
+    one, two = (record(of, x).sums() for of in (module, other))
+    torch.testing.assert_close(two.state_BND, one.state_BND, rtol=1e-14, atol=1e-14)
+    torch.testing.assert_close(two.by_length_KBND, one.by_length_KBND, rtol=1e-13, atol=1e-13)
+
+
+class Decaying(nn.Module):
+    """A linear scan in chunks, as in Mamba-2: scores times exponentials, within each chunk of three tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.maps, self.decay = nn.Linear(4, 12), nn.Linear(4, 1)
+
+    def forward(self, x):
+        q, k, v = self.maps(x).unflatten(1, (-1, 3)).chunk(3, -1)
+        log_decay = -F.softplus(self.decay(x)).unflatten(1, (-1, 3))[..., 0].cumsum(-1)
+        p = (q @ k.mT) * (log_decay[..., None] - log_decay[..., None, :]).exp().tril()
+        return x + (p @ v).flatten(1, 2)
+
+
+def test_the_decays_of_a_scan_are_no_heads():
+    torch.manual_seed(0)
+    reading = read(Decaying().double(), (torch.randn(3, 6, 4, dtype=torch.float64),))
+    assert reading.calls == ()
+    assert [factor.why for factor in reading.factors] == ["scores times exponentials, as the decays of a scan are"]
+
+
+class Chunked(nn.Module):
+    """Heads flattened with the sequences, beside an axis of chunks of two tokens."""
+
+    def __init__(self, heads):
+        super().__init__()
+        self.maps, self.heads = nn.Linear(8, 24), heads
+
+    def forward(self, x):
+        parts = self.maps(x).chunk(3, -1)
+        q, k, v = (y.unflatten(-1, (self.heads, -1)).transpose(1, 2).flatten(0, 1).unflatten(1, (-1, 2)) for y in parts)
+        y = torch.einsum("bcnm,bcmk->bcnk", torch.einsum("bcnk,bcmk->bcnm", q, k).softmax(-1), v)
+        return x + y.flatten(1, 2).unflatten(0, (-1, self.heads)).transpose(1, 2).flatten(2)
+
+
+def test_heads_that_stand_beside_sequences_and_windows():
+    torch.manual_seed(0)
+    module, x = Chunked(4).double(), torch.randn(3, 6, 8, dtype=torch.float64)
+    reading = read(module, (x,))
+    (call,) = reading.calls
+    assert call.lead.heads == 4
+    seen = []
+    tap(module, lambda attention: seen.append(call.lead.split(attention.weights)), x, reading=reading)
+    q, k, _ = module.maps(x).chunk(3, -1)
+    q_BCHNK, k_BCHMK = (y.unflatten(1, (3, 2)).unflatten(-1, (4, 2)).transpose(2, 3) for y in (q, k))
+    torch.testing.assert_close(seen[0], (q_BCHNK @ k_BCHMK.mT).softmax(-1).flatten(0, 1))

@@ -1,0 +1,97 @@
+"""rankbench.tasks.circle_arcs: positions against complex powers, the training set against the arcs it is made of."""
+
+import cmath
+import math
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from rankbench.config.keys import ConfigError
+from rankbench.config.schema import conf_dir
+from rankbench.seeds import generator_for
+from rankbench.tasks import build_task
+
+
+def circle_task(**changes):
+    shipped = OmegaConf.to_container(OmegaConf.load(conf_dir() / "task" / "circle_arcs.yaml"))
+    return build_task({**shipped, **changes})
+
+
+@pytest.mark.parametrize(("points", "radius"), [(2, 0.3), (7, 1.0), (1000, 0.3)])
+def test_positions_are_powers_of_one_turn(points, radius):
+    task = circle_task(points=points, radius=radius)
+    steps = torch.arange(3 * points)  # past the end of the arcs they go round
+    turn = cmath.exp(1j * math.pi / points)
+    for step, (lower, upper) in zip(steps.tolist(), task.positions(steps).tolist(), strict=True):
+        wanted = radius * turn**step
+        # 3000 multiplications of numbers of size 1 lose at most that many roundings
+        assert complex(*upper) == pytest.approx(wanted, abs=1e-12)
+        assert complex(*lower) == pytest.approx(-wanted, abs=1e-12)
+
+
+def test_the_arcs_are_the_papers():
+    task = circle_task()
+    path = task.positions(torch.arange(task.points))
+    assert path[0].tolist() == [[-0.3, -0.0], [0.3, 0.0]]
+    assert (path[1:, 0, 1] < 0).all() and (path[1:, 1, 1] > 0).all()  # the lower arc and the upper one
+    x, y = path[..., 0], path[..., 1]
+    cross = x[:-1] * y[1:] - y[:-1] * x[1:]
+    assert (cross > 0).all()  # counter-clockwise
+    assert path.shape == (1000, 2, 2)
+
+
+def test_the_example_of_the_docstring():
+    batch = circle_task(points=2).sample(2, generator_for(0, "train"))
+    order = batch.inputs[:, 0, 0].argsort()
+    wanted_inputs = torch.tensor([[[-0.3, 0], [0.3, 0]], [[0, -0.3], [0, 0.3]]], dtype=torch.float64)
+    wanted_targets = torch.tensor([[[0, -0.3], [0, 0.3]], [[0.3, 0], [-0.3, 0]]], dtype=torch.float64)
+    torch.testing.assert_close(batch.inputs[order], wanted_inputs, rtol=0, atol=1e-15)
+    torch.testing.assert_close(batch.targets[order], wanted_targets, rtol=0, atol=1e-15)
+
+
+def angles(inputs):
+    return torch.atan2(inputs[:, 1, 1], inputs[:, 1, 0])
+
+
+def test_the_training_set_is_every_step_once():
+    task = circle_task(points=50)
+    assert task.train_size == 50 and task.test_size is None
+    batch = task.sample(task.train_size, generator_for(0, "train"))
+    angle_T = angles(batch.inputs)
+    wanted = torch.arange(50, dtype=torch.float64) * math.pi / 50
+    torch.testing.assert_close(angle_T.sort().values, wanted, rtol=0, atol=1e-12)
+    assert not torch.equal(angle_T, angle_T.sort().values)
+    turn = math.pi / 50
+    rotation = torch.tensor([[math.cos(turn), -math.sin(turn)], [math.sin(turn), math.cos(turn)]], dtype=torch.float64)
+    torch.testing.assert_close(batch.inputs @ rotation.T, batch.targets, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize(("wanted", "counts"), [(3, {1}), (10, {1}), (25, {2, 3})])
+def test_no_step_comes_again_before_all_were_there(wanted, counts):
+    batch = circle_task(points=10).sample(wanted, generator_for(1, "train"))
+    steps = (angles(batch.inputs) * 10 / math.pi).round().long()
+    assert len(batch.inputs) == wanted
+    assert set(torch.bincount(steps)[steps].tolist()) == counts
+
+
+def test_sampling_uses_its_generator_alone():
+    before = torch.get_rng_state()
+    first, second = (circle_task().sample(5, generator_for(3, "train")) for _ in range(2))
+    assert torch.equal(torch.get_rng_state(), before) and torch.equal(first.inputs, second.inputs)
+    assert not torch.equal(first.inputs, circle_task().sample(5, generator_for(4, "train")).inputs)
+
+
+@pytest.mark.parametrize(
+    ("changes", "begins"),
+    [
+        ({"points": 1}, "task.points=1: out of range; allowed are values from 2"),
+        ({"radius": 0.0}, "task.radius=0.0: out of range; allowed are values above 0"),
+        ({"radius": float("inf")}, "task.radius=inf:"),
+        ({"train_size": 5}, "task.train_size: unknown key"),
+    ],
+)
+def test_a_wrong_option_is_refused_in_one_line(changes, begins):
+    with pytest.raises(ConfigError) as error:
+        circle_task(**changes)
+    assert str(error.value).startswith(begins) and "\n" not in str(error.value)

@@ -1,0 +1,260 @@
+"""rankbench.tasks: labels against python's sorted(), scores against loops, draws against their distribution."""
+
+import dataclasses
+import itertools
+import math
+from collections import Counter
+
+import pytest
+import scipy.stats
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rankbench.config.keys import ConfigError
+from rankbench.seeds import generator_for
+from rankbench.tasks import Batch, build_task
+from rankbench.tasks.task import ABSENT, majority_baselines, repeated_token_ceiling, score
+
+every = settings(max_examples=25, deadline=None)
+seeds = st.integers(0, 2**32 - 1)
+
+
+@st.composite
+def sorting_options(draw):
+    repeats = draw(st.booleans())
+    length = draw(st.integers(2, 12))
+    return {"length": length, "alphabet": draw(st.integers(2 if repeats else length, 16)), "repeats": repeats}
+
+
+# --- sorting ---------------------------------------------------------------------------------------------------------
+
+
+@every
+@given(sorting_options(), seeds)
+def test_position_is_the_stable_rank(sorting_task, options, seed):
+    task = sorting_task(label="position", **options)
+    batch = task.sample(5, generator_for(seed, "train"))
+    for letters, targets in zip(batch.inputs.tolist(), batch.targets.tolist(), strict=True):
+        order = sorted(range(task.length), key=lambda index: letters[index])  # python's sort is stable
+        assert targets == [order.index(index) for index in range(task.length)]
+
+
+@every
+@given(sorting_options(), seeds)
+def test_value_is_the_ith_smallest_letter(sorting_task, options, seed):
+    batch = sorting_task(label="value", **options).sample(5, generator_for(seed, "train"))
+    for letters, targets in zip(batch.inputs.tolist(), batch.targets.tolist(), strict=True):
+        assert targets == sorted(letters)
+
+
+@every
+@given(sorting_options(), st.sampled_from(["position", "value"]), seeds)
+def test_batches_fit_the_task(sorting_task, options, label, seed):
+    task = sorting_task(label=label, **options)
+    batch = task.sample(7, generator_for(seed, "train"))
+    assert batch.inputs.shape == batch.targets.shape == (7, options["length"])
+    assert batch.inputs.dtype == batch.targets.dtype == torch.int64
+    assert task.num_inputs == options["alphabet"]
+    assert batch.inputs.min() >= 0 and batch.inputs.max() < task.num_inputs
+    assert batch.targets.min() >= 0 and batch.targets.max() < task.num_outputs
+    assert task.num_outputs == (options["length"] if label == "position" else options["alphabet"])
+    if not options["repeats"]:
+        assert all(len(set(letters)) == options["length"] for letters in batch.inputs.tolist())
+
+
+def test_the_example_of_the_docstring(sorting_task, monkeypatch):
+    letters = torch.tensor([[3, 1, 3, 0]])
+    monkeypatch.setattr(torch, "randint", lambda *_, **__: letters)
+    for label, targets in {"position": [2, 1, 3, 0], "value": [0, 1, 3, 3]}.items():
+        assert sorting_task(length=4, label=label).sample(1, torch.Generator()).targets.tolist() == [targets]
+
+
+@pytest.mark.parametrize("repeats", [True, False])
+def test_letters_are_uniform_and_independent_of_place(sorting_task, repeats):
+    task = sorting_task(length=3, alphabet=5, repeats=repeats)
+    drawn = Counter(map(tuple, task.sample(12_000, generator_for(0, "train")).inputs.tolist()))
+    possible = list(itertools.product(range(5), repeat=3) if repeats else itertools.permutations(range(5), 3))
+    assert set(drawn) <= set(possible)
+    # about 100 draws in each cell; with a fixed seed the test cannot flicker, and a biased sampler has p near 0
+    assert scipy.stats.chisquare([drawn[triple] for triple in possible]).pvalue > 1e-3
+
+
+def test_train_and_test_streams_differ(sorting_task):
+    task = sorting_task(length=8, alphabet=100)
+    streams = {
+        (purpose, seed, step): task.sample(50, generator_for(seed, purpose, step)).inputs
+        for purpose in ("train", "test")
+        for seed in (0, 1)
+        for step in (0, 1)
+    }
+    rows = [tuple(row) for inputs in streams.values() for row in inputs.tolist()]
+    # 400 sequences out of 100^8: a chance meeting has probability 1e-11
+    assert len(set(rows)) == len(rows) == 400
+
+
+@pytest.mark.parametrize("repeats", [True, False])
+def test_sampling_uses_its_generator_alone(sorting_task, repeats):
+    task, before = sorting_task(repeats=repeats), torch.get_rng_state()
+    first = task.sample(20, generator_for(3, "train"))
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.rand(10)  # moves the global generator
+    second = task.sample(20, generator_for(3, "train"))
+    assert torch.equal(first.inputs, second.inputs) and torch.equal(first.targets, second.targets)
+
+
+@pytest.mark.parametrize(
+    ("changes", "begins", "says"),
+    [
+        ({"length": 1}, "task.length=1: out of range", "values from 2; a single letter is sorted"),
+        ({"length": -3}, "task.length=-3: out of range", "values from 2"),
+        ({"alphabet": 1}, "task.alphabet=1: out of range", "values from 2"),
+        ({"repeats": False, "length": 5, "alphabet": 4}, "task.alphabet=4:", "at least 5"),
+        ({"label": "rank"}, "task.label=rank:", "allowed are position, value"),
+        ({"train_size": 0}, "task.train_size=0:", "values from 1 (sequences)"),
+        ({"test_size": 0}, "task.test_size=0:", "values from 1 (sequences)"),
+        ({"test_size": None}, "task.test_size=", "null is not allowed"),
+        ({"length": 2.5}, "task.length=2.5:", "wants an integer"),
+        ({"lenght": 8}, "task.lenght:", "did you mean length?"),
+        ({"name": "sortin"}, "task.name=sortin:", "did you mean sorting?; allowed are sorting"),
+        ({"name": ["sorting"]}, "task.name=['sorting']:", "allowed are sorting"),
+        ({"name": None}, "task.name=", "allowed are sorting"),
+    ],
+)
+def test_a_wrong_option_is_refused_in_one_line(sorting_task, changes, begins, says):
+    with pytest.raises(ConfigError) as error:
+        sorting_task(**changes)
+    message = str(error.value)
+    assert message.startswith(begins) and says in message and "\n" not in message
+
+
+def test_a_missing_option_is_refused_in_one_line():
+    with pytest.raises(ConfigError, match=r"^task\.length: missing; give it a value$"):
+        build_task({"name": "sorting"})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"length": 2, "alphabet": 2},
+        {"length": 4, "alphabet": 4, "repeats": False},
+        {"train_size": None},
+        {"test_size": 1},
+    ],
+)
+def test_the_smallest_allowed_options_work(sorting_task, changes):
+    task = sorting_task(**changes)
+    assert task.sample(1, generator_for(0, "test")).inputs.shape == (1, task.length)
+
+
+def test_a_task_cannot_be_changed_afterwards(sorting_task):
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        sorting_task().length = 3
+
+
+# --- batches and scores ----------------------------------------------------------------------------------------------
+
+
+def test_a_batch_casts_coordinates_and_leaves_integers():
+    targets = torch.zeros(2, 3, dtype=torch.int64)
+    tokens = Batch(torch.ones(2, 3, dtype=torch.int64), targets).to("cpu", torch.float64)
+    coordinates = Batch(torch.ones(2, 3, 4), targets).to("cpu", torch.float64)
+    assert tokens.inputs.dtype == tokens.targets.dtype == coordinates.targets.dtype == torch.int64
+    assert coordinates.inputs.dtype == torch.float64
+
+
+def test_a_batch_is_indexed_in_both_its_parts():
+    batch = Batch(torch.arange(12).view(4, 3), -torch.arange(12).view(4, 3))[torch.tensor([2, 0])]
+    assert batch.inputs.tolist() == [[6, 7, 8], [0, 1, 2]]
+    assert batch.targets.tolist() == [[-6, -7, -8], [0, -1, -2]]
+
+
+@st.composite
+def answers(draw):
+    generator = torch.Generator().manual_seed(draw(seeds))
+    num_sequences, num_tokens, num_classes = (draw(st.integers(1, 5)) for _ in range(3))
+    outputs = 5 * torch.randn(num_sequences, num_tokens, num_classes, generator=generator, dtype=torch.float64)
+    targets = torch.randint(num_classes, (num_sequences, num_tokens), generator=generator)
+    absent = torch.rand(num_sequences, num_tokens, generator=generator) < draw(st.sampled_from((0.0, 0.3)))
+    return outputs, targets.masked_fill(absent, ABSENT)
+
+
+def scored_tokens(outputs, targets):
+    """(logits, target) of every token that has a target."""
+    every = zip(outputs.flatten(0, 1).tolist(), targets.flatten().tolist(), strict=True)
+    return [(logits, target) for logits, target in every if target != ABSENT]
+
+
+@every
+@given(answers())
+def test_loss_is_that_of_a_loop(case):
+    outputs, targets = case
+    got = score(outputs, targets)
+    each = [
+        math.log(math.fsum(math.exp(x) for x in logits)) - logits[target]
+        for logits, target in scored_tokens(outputs, targets)
+    ]
+    assert got.tokens == len(each)
+    # logits up to about 25, 25 tokens: a few roundings of numbers that size
+    assert got.loss.item() == pytest.approx(math.fsum(each), abs=1e-11)
+    if each:
+        assert got.mean_loss.item() == pytest.approx(math.fsum(each) / len(each), abs=1e-12)
+
+
+@every
+@given(answers())
+def test_accuracy_is_that_of_a_loop(case):
+    outputs, targets = case
+    got = score(outputs, targets)
+    right = [
+        max(range(len(logits)), key=logits.__getitem__) == target for logits, target in scored_tokens(outputs, targets)
+    ]
+    assert got.right == sum(right) and got.right.dtype == torch.float64
+    if right:
+        assert got.accuracy.item() == pytest.approx(sum(right) / len(right), rel=1e-15)  # one division
+
+
+def test_a_regression_is_scored_where_its_target_is_a_number():
+    outputs = torch.tensor([[[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]])
+    targets = torch.tensor([[[0.0, 0.0], [float("nan"), 4.0], [5.0, 8.0]]])
+    got = score(outputs, targets)
+    assert got.tokens == 2 and got.loss == (1 + 4) / 2 + 4 / 2 and got.right.isnan()
+
+
+@every
+@given(seeds, st.integers(1, 6), st.integers(1, 8), st.integers(1, 3))
+def test_the_ceiling_of_repeated_tokens_is_the_best_of_all_answers(seed, num_sequences, num_tokens, num_letters):
+    generator = torch.Generator().manual_seed(seed)
+    inputs, targets = (torch.randint(n, (num_sequences, num_tokens), generator=generator) for n in (num_letters, 2))
+    absent = torch.rand(num_sequences, num_tokens, generator=generator) < 0.2
+    absent[0, 0] = False
+    inputs, targets = inputs.masked_fill(absent, ABSENT), targets.masked_fill(absent, ABSENT)
+    best = 0
+    for row, wanted in zip(inputs.tolist(), targets.tolist(), strict=True):
+        pairs = [(letter, label) for letter, label in zip(row, wanted, strict=True) if label != ABSENT]
+        # one answer a letter: all that such a network can give
+        every_answer = itertools.product((0, 1), repeat=num_letters)
+        best += max(sum(answers[letter] == label for letter, label in pairs) for answers in every_answer)
+    got = repeated_token_ceiling(Batch(inputs, targets))
+    assert got == pytest.approx(best / int((targets != ABSENT).sum()), rel=1e-15)
+
+
+@every
+@given(seeds, st.integers(1, 12), st.integers(1, 5), st.integers(1, 4))
+def test_majority_baselines_are_those_of_a_counter(seed, num_sequences, num_tokens, num_classes):
+    generator = torch.Generator().manual_seed(seed)
+    train, test = (torch.randint(num_classes, (size, num_tokens), generator=generator) for size in (num_sequences, 9))
+    got = majority_baselines(Batch(train, train), Batch(test, test), num_classes)
+
+    def commonest(labels):
+        # ties go to the smallest class, as torch.argmax does on a CPU
+        counts = Counter(labels)
+        return max(range(num_classes), key=lambda label: (counts[label], -label))
+
+    everywhere = commonest(train.flatten().tolist())
+    by_token = [commonest(train[:, token].tolist()) for token in range(num_tokens)]
+    hits = [sum(row[token] == everywhere for row in test.tolist()) for token in range(num_tokens)]
+    token_hits = [sum(row[token] == by_token[token] for row in test.tolist()) for token in range(num_tokens)]
+    assert set(got) == {"majority", "position_majority"}
+    assert got["majority"] == pytest.approx(sum(hits) / test.numel(), rel=1e-15)  # one division
+    assert got["position_majority"] == pytest.approx(sum(token_hits) / test.numel(), rel=1e-15)

@@ -1,0 +1,255 @@
+"""rankbench.training.optimizers: schedules against numbers worked out by hand, stacked seeds against one optimiser
+each."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from rankbench.config.schema import KEYS, OptimizerConfig
+from rankbench.training.optimizers import (
+    QUINTIC,
+    build_optimizer,
+    cap_singular_values,
+    learning_rate,
+    orthogonalised,
+)
+
+# a handful of roundings in float64, each at most eps = 2.2e-16 of its value
+ROUNDING = 1e-14
+
+
+# --- schedules -------------------------------------------------------------------------------------------------------
+
+HAND_COMPUTED = [
+    # lr 8, 10 steps; {step: rate}
+    ({"schedule": "constant"}, {0: 8, 5: 8, 9: 8}),
+    ({"schedule": "constant", "warmup": 4}, {0: 2, 1: 4, 2: 6, 3: 8, 4: 8, 9: 8}),
+    ({"schedule": "constant", "warmup": 1}, {0: 8, 1: 8}),
+    ({"schedule": "linear"}, {0: 8, 1: 7.2, 5: 4, 9: 0.8, 10: 0}),
+    ({"schedule": "linear", "warmup": 2}, {0: 4, 1: 8, 2: 8, 4: 6, 6: 4, 9: 1, 10: 0}),
+    ({"schedule": "cosine"}, {0: 8, 5: 4, 10: 0}),
+    # cos(pi/4) = cos(2/8 pi) and cos(pi/3) of the way
+    ({"schedule": "cosine", "warmup": 2}, {0: 4, 1: 8, 2: 8, 4: 4 + 2 * math.sqrt(2), 6: 4, 8: 4 - 2 * math.sqrt(2)}),
+    ({"schedule": "cosine", "warmup": 4}, {4: 8, 6: 6, 7: 4, 8: 2, 10: 0}),
+    ({"schedule": "multistep", "milestones": [3, 6], "decay": 0.5}, {0: 8, 2: 8, 3: 4, 5: 4, 6: 2, 9: 2}),
+    ({"schedule": "multistep", "milestones": [6, 3], "decay": 0.25}, {2: 8, 3: 2, 6: 0.5}),
+    ({"schedule": "multistep", "milestones": [3], "decay": 0.5, "warmup": 2}, {0: 4, 1: 8, 2: 8, 3: 4}),
+    ({"schedule": "inverse_sqrt"}, {0: 8, 3: 4, 15: 2, 63: 1}),
+    ({"schedule": "inverse_sqrt", "warmup": 4}, {0: 2, 3: 8, 15: 4, 63: 2}),
+]
+
+
+@pytest.mark.parametrize(("changes", "rates"), HAND_COMPUTED)
+def test_schedules_are_those_worked_out_by_hand(changes, rates):
+    cfg = OptimizerConfig(lr=8.0, **changes)
+    for step, rate in rates.items():
+        # sums near 8 that cancel to 0 at the end leave 8 eps: absolute, not relative
+        assert learning_rate(cfg, step, num_steps=10) == pytest.approx(rate, abs=8 * ROUNDING)
+
+
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine", "multistep", "inverse_sqrt"])
+def test_a_warm_up_as_long_as_training_is_all_there_is(schedule):
+    cfg = OptimizerConfig(lr=3.0, schedule=schedule, warmup=3, milestones=[100])
+    assert [learning_rate(cfg, step, num_steps=3) for step in range(3)] == pytest.approx([1, 2, 3], rel=ROUNDING)
+    assert math.isfinite(learning_rate(cfg, 3, num_steps=3))
+
+
+# --- seeds side by side ----------------------------------------------------------------------------------------------
+
+RULES = {
+    "adam": (
+        {"name": "adam", "lr": 0.05, "weight_decay": 0.1, "beta1": 0.8, "beta2": 0.95},
+        lambda p: torch.optim.Adam(p, lr=0.05, betas=(0.8, 0.95), weight_decay=0.1, foreach=False, fused=False),
+    ),
+    "adamw": (
+        {"name": "adamw", "lr": 0.05, "weight_decay": 0.1, "beta1": 0.8, "beta2": 0.95},
+        lambda p: torch.optim.AdamW(p, lr=0.05, betas=(0.8, 0.95), weight_decay=0.1, foreach=False, fused=False),
+    ),
+    "sgd": (
+        {"name": "sgd", "lr": 0.05, "weight_decay": 0.1, "momentum": 0.7},
+        lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.7, weight_decay=0.1, foreach=False, fused=False),
+    ),
+    "sgd without momentum": (
+        {"name": "sgd", "lr": 0.05, "weight_decay": 0.0, "momentum": 0.0},
+        lambda p: torch.optim.SGD(p, lr=0.05, foreach=False, fused=False),
+    ),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_stacked_seeds_move_as_each_would_alone(rule):
+    changes, alone = RULES[rule]
+    num_seeds, shapes, generator = 3, [(5, 7), (11,)], torch.Generator().manual_seed(0)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    stacked = [normal(num_seeds, *shape).requires_grad_() for shape in shapes]
+    separate = [[p.detach()[seed].clone().requires_grad_() for p in stacked] for seed in range(num_seeds)]
+    optimizer, optimizers = (
+        build_optimizer(OptimizerConfig(**changes), stacked, [None] * 2),
+        [alone(p) for p in separate],
+    )
+    before = [p.detach().clone() for p in stacked]
+    for step in range(6):
+        # seeds on very different scales, so that any mixing of them shows
+        gradients = [
+            normal(num_seeds, *shape) * 10.0 ** torch.arange(num_seeds).view(-1, *[1] * len(shape)) for shape in shapes
+        ]
+        for parameter, gradient in zip(stacked, gradients, strict=True):
+            parameter.grad = gradient.clone()
+        for seed, parameters in enumerate(separate):
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient[seed].clone()
+        for each in (optimizer, *optimizers):
+            for group in each.param_groups:
+                group["lr"] = 0.05 / (1 + step)
+            each.step()
+    for index, parameter in enumerate(stacked):
+        assert (parameter.detach() - before[index]).abs().min() > 1e-4
+        for seed in range(num_seeds):
+            # the same formula by another kernel: a few roundings in each of 6 steps
+            torch.testing.assert_close(parameter[seed], separate[seed][index], rtol=1e-12, atol=1e-12)
+        for key, value in optimizer.state[parameter].items():
+            if value is None or key == "step":
+                continue
+            assert value.shape == parameter.shape
+            for seed in range(num_seeds):
+                own = optimizers[seed].state[separate[seed][index]][key]
+                torch.testing.assert_close(value[seed], own, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("rule", "keys"), [("adam", {"exp_avg", "exp_avg_sq"}), ("sgd", {"momentum_buffer"})])
+def test_state_has_an_entry_for_each_element(rule, keys):
+    parameter = torch.ones(2, 3, requires_grad=True)
+    optimizer = build_optimizer(OptimizerConfig(**RULES[rule][0]), [parameter], [None])
+    parameter.grad = torch.ones(2, 3)
+    optimizer.step()
+    shapes = {key: value.shape for key, value in optimizer.state[parameter].items() if key != "step"}
+    assert shapes == dict.fromkeys(keys, parameter.shape)
+
+
+@pytest.mark.parametrize(("name", "alone"), [("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)])
+def test_steps_in_one_call_are_those_of_torch_also_after_a_restore(name, alone):
+    generator, shapes = torch.Generator().manual_seed(0), [(5, 7), (11,), (3, 1, 2)]
+    start = [torch.randn(shape, generator=generator) for shape in shapes]
+    ours, theirs = ([tensor.clone().requires_grad_() for tensor in start] for _ in range(2))
+    cfg = OptimizerConfig(name=name, weight_decay=0.1)
+    optimizer = build_optimizer(cfg, ours, [None] * len(ours))
+    reference = alone(theirs, lr=cfg.lr, betas=(cfg.beta1, cfg.beta2), weight_decay=0.1, fused=True)
+    for step in range(9):
+        for mine, other, shape in zip(ours, theirs, shapes, strict=True):
+            mine.grad = torch.randn(shape, generator=generator)
+            other.grad = mine.grad.clone()
+        for each in (optimizer, reference):
+            each.param_groups[0]["lr"] = 0.1 / (1 + step)
+            each.step()
+        if step in (3, 4):  # after a step in one call, and after torch's own first one
+            state = optimizer.state_dict()
+            optimizer = build_optimizer(cfg, ours, [None] * len(ours))
+            optimizer.load_state_dict(state)
+    assert all(map(torch.equal, ours, theirs))
+    states = [each.state_dict()["state"] for each in (optimizer, reference)]
+    for got, wanted in zip(*(state.values() for state in states), strict=True):
+        assert got.keys() == wanted.keys() and all(torch.equal(got[key], wanted[key]) for key in wanted)
+    # a file cannot hold one tensor under several names
+    assert len({state["step"].data_ptr() for state in states[0].values()}) == len(shapes)
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "sgd", "muon"])
+@pytest.mark.parametrize("key", ["lr", "weight_decay", "momentum", "beta1", "beta2"])
+@pytest.mark.parametrize("end", [0, 1])
+def test_whatever_the_config_allows_can_be_built(name, key, end):
+    limits = KEYS[f"optimizer.{key}"]
+    cfg = OptimizerConfig(name=name, **{key: (limits.at_least, limits.at_most)[end]})
+    assert build_optimizer(cfg, [torch.ones(2, requires_grad=True)], [None]).param_groups
+
+
+# --- Muon, and the cap -----------------------------------------------------------------------------------------------
+
+
+def matrices(seed, *shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("shape", [(4, 7), (7, 4), (5, 5), (1, 6)])
+def test_orthogonalised_is_the_polynomial_of_the_singular_values(shape):
+    x_SOI = matrices(1, 3, *shape) * torch.tensor([1e-8, 1.0, 1e8]).view(3, 1, 1)
+    for got, x_OI in zip(orthogonalised(x_SOI).numpy(), x_SOI.numpy(), strict=True):
+        u, s, v = np.linalg.svd(x_OI, full_matrices=False)
+        s = s / np.linalg.norm(s)
+        for _ in range(5):
+            s = QUINTIC[0] * s + QUINTIC[1] * s**3 + QUINTIC[2] * s**5
+        # each round can multiply an error by up to its slope, 3.4445: 5e2 roundings after five
+        np.testing.assert_allclose(got, u * s @ v, rtol=0, atol=1e-12)
+    assert (orthogonalised(torch.zeros(2, 3, 4)) == 0).all()
+
+
+def test_singular_values_come_near_one():
+    s = np.geomspace(0.01, 1, 10_000)
+    for _ in range(5):
+        s = QUINTIC[0] * s + QUINTIC[1] * s**3 + QUINTIC[2] * s**5
+    assert s[np.geomspace(0.01, 1, 10_000) > 0.02].min() > 0.67 and s.max() < 1.14
+
+
+def test_muon_steps_are_those_of_a_plain_loop_and_the_rest_is_adamw():
+    """Two maps of 4 and 2 rows in one matrix, three seeds on different scales, and a vector."""
+    cfg = OptimizerConfig(name="muon", lr=0.05, weight_decay=0.1, momentum=0.9)
+    stacked = [matrices(1, 3, 6, 5).requires_grad_(), matrices(2, 3, 6).requires_grad_()]
+    wanted, buffer = stacked[0].detach().numpy().copy(), np.zeros((3, 6, 5))
+    vector = stacked[1].detach().clone().requires_grad_()
+    adamw = torch.optim.AdamW([vector], lr=0.05, weight_decay=0.1, foreach=False, fused=False)
+    optimizer = build_optimizer(cfg, stacked, [[4, 2], None])
+    for step in range(4):
+        scales = 10.0 ** torch.arange(3)
+        gradients = [matrices(10 + step, 3, 6, 5) * scales.view(3, 1, 1), matrices(20 + step, 3, 6)]
+        for parameter, gradient in zip((*stacked, vector), (*gradients, gradients[1]), strict=True):
+            parameter.grad = gradient.clone()
+        optimizer.step()
+        adamw.step()
+        buffer = 0.9 * buffer + gradients[0].numpy()
+        ahead = gradients[0].numpy() + 0.9 * buffer
+        wanted *= 1 - 0.05 * 0.1
+        for seed in range(3):
+            for begin, end in ((0, 4), (4, 6)):
+                u, s, v = np.linalg.svd(ahead[seed, begin:end], full_matrices=False)
+                s = s / np.linalg.norm(s)
+                for _ in range(5):
+                    s = QUINTIC[0] * s + QUINTIC[1] * s**3 + QUINTIC[2] * s**5
+                wanted[seed, begin:end] -= 0.05 * 0.2 * math.sqrt(5) * (u * s @ v)
+    np.testing.assert_allclose(stacked[0].detach().numpy(), wanted, rtol=0, atol=1e-11)
+    torch.testing.assert_close(stacked[1], vector, rtol=1e-12, atol=1e-12)
+
+
+def test_a_seed_alone_moves_bit_for_bit_as_beside_others():
+    def moved(seeds):
+        weights = [matrices(3, 4, 6, 5)[seeds].clone().requires_grad_()]
+        optimizer = build_optimizer(OptimizerConfig(name="muon", momentum=0.9), weights, [[6]])
+        for step in range(3):
+            weights[0].grad = matrices(step, 4, 6, 5)[seeds]
+            optimizer.step()
+            cap_singular_values(weights[0], [6], 1.0)
+        return weights[0].detach()
+
+    together = moved(slice(None))
+    assert all(torch.equal(moved(slice(seed, seed + 1))[0], together[seed]) for seed in range(4))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_cap_clips_the_singular_values_of_each_map_and_nothing_else(dtype):
+    weight_SOI = matrices(4, 3, 7, 4).to(dtype)
+    weight_SOI[0] *= 0.1  # below the cap as it is
+    weight_SOI[2, 0, 0] = math.nan
+    capped_SOI = weight_SOI.clone()
+    cap_singular_values(capped_SOI, [4, 3], 1.5)
+    assert torch.equal(capped_SOI[0], weight_SOI[0])
+    assert capped_SOI[2].isnan().sum() == 1 and torch.equal(
+        capped_SOI[2, :4].nan_to_num(), weight_SOI[2, :4].nan_to_num()
+    )
+    for rows in (slice(4), slice(4, 7)):
+        u, s, v = np.linalg.svd(weight_SOI[1, rows].numpy(), full_matrices=False)
+        assert s.max() > 1.5
+        rounding = 50 * torch.finfo(dtype).eps  # of matrices of norm 4 through one SVD
+        np.testing.assert_allclose(capped_SOI[1, rows].numpy(), u * s.clip(max=1.5) @ v, rtol=0, atol=rounding)
