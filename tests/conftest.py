@@ -15,7 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from omegaconf import OmegaConf
 
-from rankbench.config.schema import ModelConfig, conf_dir
+from rankbench.config.model import ModelConfig
+from rankbench.config.schema import conf_dir
 from rankbench.judging import CLAIMS, judge
 from rankbench.measures import rounding
 from rankbench.model.network import run

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from rankbench.bench.timing import medians, paired, spread
 from rankbench.config.keys import ConfigError
-from rankbench.config.schema import BenchConfig, ModelConfig, OptimizerConfig, TrainConfig
+from rankbench.config.model import ModelConfig
+from rankbench.config.schema import BenchConfig, OptimizerConfig, TrainConfig
 from rankbench.model.activations import ACTIVATIONS
 from rankbench.model.norm import NORM_EPSILON
 from rankbench.model.transformer import Transformer

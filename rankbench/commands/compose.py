@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rankbench.commands.budgets import fitted
 from rankbench.commands.composition import composed
 from rankbench.commands.messages import explaining, groups, wanted
-from rankbench.config import plugins, schema
+from rankbench.config import model, plugins, schema
 from rankbench.config.compatibility import check
 from rankbench.config.keys import ConfigError, refuse_unknown, typed_config
 from rankbench.config.schema import KEYS, Config
@@ -98,7 +98,7 @@ def load_plugins(names: Iterable[str] = ()) -> None:
         registries |= {"OPTIMIZERS": (OPTIMIZERS, Callable)}
         registries |= {"CLAIMS": (CLAIMS, Claim), "LAWS": (LAWS, Law), "PAPERS": (PAPERS, str)}
         plugins.load(registries)
-        schema.ATTENTIONS[:], schema.OPTIMIZERS[:] = ATTENTIONS, OPTIMIZERS
+        model.ATTENTIONS[:], schema.OPTIMIZERS[:] = ATTENTIONS, OPTIMIZERS
         MEANINGS.update({name: analysis.columns for name, analysis in ANALYSES.items()})
 
 

@@ -12,7 +12,8 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 
 from rankbench.config import plugins
 from rankbench.config.keys import WANTED, ConfigError, as_typed, closest, entries, listed, unknown
-from rankbench.config.schema import KEYS, SCHEMAS, ModelConfig, OptimizerConfig, TrainerConfig, conf_dir
+from rankbench.config.model import ModelConfig
+from rankbench.config.schema import KEYS, SCHEMAS, OptimizerConfig, TrainerConfig, conf_dir
 
 EXTRAS = ("joblib", "submitit", "ray", "optuna")  # beginnings of the names of launchers and sweepers
 DIGITS = "integer string conversion"  # in Python's ValueError for an integer of more than 4300 digits

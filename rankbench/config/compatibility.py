@@ -4,7 +4,8 @@ from operator import attrgetter
 from typing import NoReturn
 
 from rankbench.config.keys import ConfigError, as_typed, entries
-from rankbench.config.schema import AnalyzeConfig, BaseConfig, BenchConfig, Config, ModelConfig, TrainConfig, conf_dir
+from rankbench.config.model import ModelConfig
+from rankbench.config.schema import AnalyzeConfig, BaseConfig, BenchConfig, Config, TrainConfig, conf_dir
 
 
 def check(cfg: Config) -> None:

@@ -36,6 +36,8 @@ LIMITS = {  # attribute of Key: its word, and the comparison that every allowed 
     "below": ("and below", operator.lt),
 }
 
+SIZE, STEPS, POSITIVE, FACTOR = (1, 65536), (1, 10**12), (1e-6, 1e6), (-1e6, 1e6)  # ranges of several keys
+
 
 class ConfigError(ValueError):
     """A user's mistake in one line: what is wrong, what was given, what is allowed, what to do next."""

@@ -3,7 +3,7 @@
 import torch
 
 from rankbench.config.keys import ConfigError
-from rankbench.config.schema import ModelConfig
+from rankbench.config.model import ModelConfig
 from rankbench.model.initialise import allocate, initialise
 from rankbench.model.lstm import Lstm, initialise_lstm
 from rankbench.model.transformer import Transformer

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rankbench.config.keys import ConfigError
-from rankbench.config.schema import ModelConfig
+from rankbench.config.model import ModelConfig
 from rankbench.model.contraction import inverse_phi, l2_bound_inf
 from rankbench.model.fused import fused_mixing
 from rankbench.model.head_maps import HeadMaps

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from rankbench.config.schema import ModelConfig
+from rankbench.config.model import ModelConfig
 from rankbench.model.initialise import allocate, initialise
 from rankbench.model.transformer import Transformer
 

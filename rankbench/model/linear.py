@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from rankbench.config.schema import ModelConfig
+from rankbench.config.model import ModelConfig
 
 SQUARINGS = 30  # the norm's relative error is largest, 2e-10, where the two largest singular values nearly agree
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rankbench.config.keys import ConfigError
-from rankbench.config.schema import ModelConfig
+from rankbench.config.model import ModelConfig
 from rankbench.model.kinds import NO_KINDS, Kinds
 from rankbench.model.padding import Padded
 

@@ -5,7 +5,7 @@ Shapes: B batch, N token, D width, F hidden width.
 
 from torch import Tensor, nn
 
-from rankbench.config.schema import ModelConfig
+from rankbench.config.model import ModelConfig
 from rankbench.model.activations import ACTIVATIONS, GATES
 from rankbench.model.linear import LinearMap, linear
 

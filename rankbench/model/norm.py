@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rankbench.config.schema import ModelConfig
+from rankbench.config.model import ModelConfig
 
 NORM_EPSILON = 1e-5  # torch's default for LayerNorm; the same for RMSNorm, so that the two can be compared
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rankbench.config.keys import ConfigError
-from rankbench.config.schema import ModelConfig
+from rankbench.config.model import ModelConfig
 from rankbench.model.attention import Attention
 from rankbench.model.linear import Linear
 from rankbench.model.mlp import MLP

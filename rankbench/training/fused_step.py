@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rankbench.config.schema import ModelConfig, TrainConfig
+from rankbench.config.model import ModelConfig
+from rankbench.config.schema import TrainConfig
 from rankbench.model.attention import visible_keys
 from rankbench.model.dropout import largest_kept_bits
 from rankbench.model.linear import LinearMap

@@ -20,7 +20,7 @@ from rankbench.commands.composition import composed
 from rankbench.commands.explain import explained
 from rankbench.commands.listing import listing
 from rankbench.commands.usage import usage
-from rankbench.config import plugins, schema
+from rankbench.config import model, plugins, schema
 from rankbench.config.keys import ConfigError
 from rankbench.judging import CLAIMS, PAPERS, figures_published, judge
 from rankbench.judging.registries import paper_of
@@ -42,7 +42,7 @@ OWN = {"nobody_small_weights", "law_letters_alike", "letters_alike", "Nobody 202
 def process(*path):
     """What a process has that has taken no plug-in yet and finds modules in these folders, too."""
     state = [TASKS, ANALYSES, ATTENTIONS, OPTIMIZERS, *(registry.held for registry in (CLAIMS, LAWS, PAPERS))]
-    state += [schema.ATTENTIONS, schema.OPTIMIZERS, plugins.FOUND, plugins.LOADED, sys.path]
+    state += [model.ATTENTIONS, schema.OPTIMIZERS, plugins.FOUND, plugins.LOADED, sys.path]
     before = [held.copy() for held in state]
     sys.path[:] = [*map(str, path), *sys.path]
     try:
@@ -74,7 +74,7 @@ def elsewhere(tmp_path, monkeypatch):
         for registry in (CLAIMS, LAWS, PAPERS):
             for name in OWN & set(registry):
                 del registry[name]
-        schema.ATTENTIONS[:], schema.OPTIMIZERS[:] = ATTENTIONS, OPTIMIZERS
+        model.ATTENTIONS[:], schema.OPTIMIZERS[:] = ATTENTIONS, OPTIMIZERS
         sys.modules.pop("lettercount", None)
         yield tmp_path
 
