@@ -38,7 +38,7 @@ from rankbench.plots.residual import draw_residual
 from rankbench.progress import counted
 from rankbench.runs.tables import last_of_layer, mean_and_spread, mean_of_seeds, thinned
 from rankbench.seeds import generator_for
-from rankbench.tape.recording import Run
+from rankbench.tape.tags import Run
 
 log = logging.getLogger(__name__)
 

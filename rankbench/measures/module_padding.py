@@ -14,7 +14,7 @@ from rankbench.config.keys import ConfigError
 from rankbench.model.modules import Example
 from rankbench.tape import AttentionCall, tap
 from rankbench.tape.reading import ReadCall, Reading
-from rankbench.tape.recording import Key
+from rankbench.tape.tags import Key
 from rankbench.tape.touch import hidden_keys
 
 log = logging.getLogger(__name__)

@@ -17,8 +17,8 @@ from rankbench.model.modules import Example
 from rankbench.tape import AttentionCall, Sums, Tape, record
 from rankbench.tape.read import named_tensors, read
 from rankbench.tape.reading import Axes, Output, ReadCall, Reading
-from rankbench.tape.recording import Key
 from rankbench.tape.sums import nothing_read
+from rankbench.tape.tags import Key
 
 FEW = 3  # sequences on which a module is read
 

@@ -24,7 +24,7 @@ from rankbench.measures.token_views import View
 from rankbench.model.modules import Example
 from rankbench.tape.following import first_state, following
 from rankbench.tape.reading import Axes, ReadCall, State
-from rankbench.tape.recording import Run
+from rankbench.tape.tags import Run
 
 MOST_DEPTHS = 3  # of attention calls in a row in one layer
 

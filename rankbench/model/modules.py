@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
 from rankbench.config import plugins
 from rankbench.config.keys import ConfigError, closest
 from rankbench.model.kinds import NO_KINDS, Kinds
-from rankbench.tape.recording import without_fast_path
+from rankbench.tape.calls import without_fast_path
 
 TARGETS = "targets"  # name of the tensor, in a file of inputs, against which the output is scored
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")

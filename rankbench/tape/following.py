@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rankbench.tape.recording import Run, tensors_in
+from rankbench.tape.calls import tensors_in
+from rankbench.tape.tags import Run
 
 
 @contextmanager

@@ -6,30 +6,17 @@ one, and decides which product is attention (rankbench.tape.read).
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from rankbench.tape.following import first_state, following
+from rankbench.tape.calls import tensors_in
+from rankbench.tape.plain import Changed, Kept, Plain, first_of
 from rankbench.tape.reading import Axes, Factor, Lead, ReadCall
-from rankbench.tape.recording import (
-    Key,
-    Kind,
-    Level,
-    Product,
-    Recorder,
-    Role,
-    Run,
-    Seen,
-    Tag,
-    Verdict,
-    Weighted,
-    tensors_in,
-)
-from rankbench.tape.replay import Call
-from rankbench.tape.rules import RULES
+from rankbench.tape.recording import Product, Seen
 from rankbench.tape.rules.products import have_unit_sums
+from rankbench.tape.tags import Key, Kind, Level, Role, Tag, Verdict, Weighted
 from rankbench.tape.touch import (
     Mark,
     another,
@@ -46,92 +33,6 @@ from rankbench.tape.touch import (
     reads_other_tokens,
     touched_at,
 )
-
-
-class _Kept(NamedTuple):
-    tensors: tuple[Tensor, ...]
-    result: Tensor
-
-
-class Changed(Exception):
-    """The products depend on the touched number."""
-
-
-def _first(result: Any) -> Tensor:
-    return result if isinstance(result, Tensor) else result[0]
-
-
-class _State(NamedTuple):
-    """Input and result of a submodule that keeps the shape."""
-
-    entered: Tensor
-    left: Tensor
-    passed: int
-
-
-class Plain(Recorder):
-    """The first pass, which keeps what the touched one is compared with; or a third one."""
-
-    def __init__(self, module: Callable, submodule: str | None = None) -> None:
-        super().__init__(module, RULES, wanted={0})  # no node has the number 0: nothing is kept
-        self.kept: dict[Key, _Kept] = {}
-        self.sizes: list[tuple[Call, Tensor]] = []  # of each call's result: sum and sum of magnitudes
-        self.states: dict[Run, _State] = {}
-        self.is_listed = _listed(module) if isinstance(module, nn.Module) else set()
-        self.stack: list[Run] = []
-        self.submodule = submodule
-        self.wanted_result: Tensor | None = None  # of the submodule
-
-    def passed(self, args: tuple, kwargs: dict) -> Any:
-        """The module's result, with all states kept."""
-        if not isinstance(self.module, nn.Module):
-            return self.run(args, kwargs)
-        entered: dict[Run, Tensor] = {}
-
-        def begun(run: Run, _: nn.Module, given: Any) -> None:
-            if run.name in self.is_listed and (x := first_state(given)) is not None and x.dim() > 2:
-                entered[run] = x.clone()  # the submodule may change it
-
-        def ended(run: Run, _: nn.Module, result: Any) -> None:
-            x, y = entered.pop(run, None), first_state(result)
-            if run.name == self.submodule:
-                self.wanted_result = y
-            if x is not None and y is not None and x.shape == y.shape:
-                self.states[run] = _State(x, y.clone(), self.tag(y).passed)
-
-        with following(self.module, begun, ended) as self.stack:
-            return self.run(args, kwargs)
-
-    def __torch_function__(self, func: Callable, types: tuple, args: tuple = (), kwargs: dict | None = None) -> Any:
-        before = self.num_calls
-        result = super().__torch_function__(func, types, args, kwargs)
-        x = result if isinstance(result, Tensor) else next(iter(tensors_in(result)), None)
-        is_made = "empty" not in self.call.function  # else whatever was in memory
-        if (
-            self.num_calls > before
-            and is_made
-            and x is not None
-            and x.is_floating_point()
-            and x.layout == torch.strided
-        ):
-            numbers = x.detach().nan_to_num()
-            sizes = torch.stack([numbers.sum(dtype=torch.float64), numbers.abs().sum(dtype=torch.float64)])
-            self.sizes.append((self.call, torch.cat([sizes, sizes.new_tensor([torch.finfo(x.dtype).eps])])))
-        return result
-
-    def verdict(self, product: Product) -> Verdict:
-        kept = _Kept(tuple(x.clone() for x in product.tensors), _first(product.seen.result).clone())
-        self.kept[self.key_of(product.seen)] = kept
-        return product.by_tags
-
-
-def _listed(module: nn.Module) -> set[str]:
-    """Names of the submodules that may be layers: those in lists, and those that hold others."""
-    names = {name for name, submodule in module.named_modules() if name and any(True for _ in submodule.children())}
-    for name, submodule in module.named_modules():
-        if isinstance(submodule, (nn.ModuleList, nn.Sequential)):
-            names |= {f"{name}.{child}".lstrip(".") for child, _ in submodule.named_children()}
-    return names
 
 
 class Way(NamedTuple):
@@ -220,7 +121,7 @@ class Touched(Plain):
 
     def verdict(self, product: Product) -> Verdict:
         key = self.key_of(product.seen)
-        old = self.base.kept.get(key) if self.way.scale else _Kept(product.tensors, _first(product.seen.result))
+        old = self.base.kept.get(key) if self.way.scale else Kept(product.tensors, first_of(product.seen.result))
         if old is None or [x.shape for x in old.tensors] != [x.shape for x in product.tensors]:
             raise Changed(product.seen.call)
         verdict = None
@@ -236,7 +137,7 @@ class Touched(Plain):
         self.roles[key] = verdict
         return verdict
 
-    def _scores(self, product: Product, old: _Kept, key: Key) -> Verdict:
+    def _scores(self, product: Product, old: Kept, key: Key) -> Verdict:
         """Scores, if queries and keys each have an axis of tokens; or if nothing is touched, and tags say so."""
         if product.is_kernel or product.to_scores is None:
             return Verdict(Role.FACTOR)
@@ -254,7 +155,7 @@ class Touched(Plain):
             product.is_kernel or self.tag(product.tensors[product.by_tags.side]).level == Level.SOFTMAX
         )
 
-    def _attention(self, product: Product, old: _Kept, key: Key, side: int, only_sure: bool = False) -> Verdict | None:
+    def _attention(self, product: Product, old: Kept, key: Key, side: int, only_sure: bool = False) -> Verdict | None:
         """Attention, if the summed axis holds tokens; None if not. only_sure: if the touch shows it."""
         weighted, seen = product.sides[side], product.seen
         assert weighted is not None  # nobody asks for another side
@@ -270,7 +171,7 @@ class Touched(Plain):
         if why:
             self.factors.append(Factor(seen.call, tuple(p.shape), why))
             return None
-        result = _first(seen.result)
+        result = first_of(seen.result)
         queries = self._queries(product, old, tag, p, side)
         # queries that no input reaches are tokens of their own, from here on touched where no input is
         row = 0 if queries == [] else p.shape[-2] - 1 if queries is None else queries[-1]
@@ -293,7 +194,7 @@ class Touched(Plain):
     def _kind(
         self,
         product: Product,
-        old: _Kept,
+        old: Kept,
         side: int,
         tag: Tag,
         weights: tuple[Tensor, Tensor],
@@ -338,7 +239,7 @@ class Touched(Plain):
             why = "neither a softmax nor the touch shows that it mixes tokens"
         return kind, is_sure, why
 
-    def _queries(self, product: Product, old: _Kept, tag: Tag, p: Tensor, side: int) -> list[int] | None:
+    def _queries(self, product: Product, old: Kept, tag: Tag, p: Tensor, side: int) -> list[int] | None:
         """The touched queries; of weights on the right, which are transposed, the second factor of the scores. None if
         the queries are not known."""
         if product.is_kernel and product.to_scores is not None:
@@ -360,7 +261,7 @@ class Touched(Plain):
         deviation = old.std().nan_to_num(1.0).item() or 1.0
         result.copy_(old + self.way.scale * deviation * weighted.back(mark).reshape(result.shape))
 
-    def _logits(self, product: Product, old: _Kept, tag: Tag, lead: Lead) -> Tensor | None:
+    def _logits(self, product: Product, old: Kept, tag: Tag, lead: Lead) -> Tensor | None:
         if (logits := tag.logits) is None:
             return None
         return lead.split(logits) if logits.dim() == 4 or lead.flattened else None

@@ -21,10 +21,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from rankbench.config.keys import ConfigError
-from rankbench.tape.probe import Changed, Plain, Touched, Way
+from rankbench.tape.calls import tensors_in
+from rankbench.tape.plain import Changed, Plain
+from rankbench.tape.probe import Touched, Way
 from rankbench.tape.reading import Axes, Input, Output, ReadCall, Reading, State
-from rankbench.tape.recording import Run, tensors_in
 from rankbench.tape.replay import Call
+from rankbench.tape.tags import Run
 from rankbench.tape.touch import is_partly, touched_at
 
 TOUCH = 0.03  # standard deviations by which a number is changed

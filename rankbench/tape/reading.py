@@ -7,13 +7,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import zip_longest
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from rankbench.tape.recording import Key, Run, Verdict
 from rankbench.tape.replay import Call
+from rankbench.tape.tags import Key, Run, Verdict
 
 
 class Lead(NamedTuple):
@@ -176,3 +177,30 @@ class Reading:
     @cached_property
     def by_key(self) -> dict[Key, ReadCall]:
         return {call.key: call for call in self.calls}
+
+
+class Paths(NamedTuple):
+    """Numbers of paths to a tensor. by_length: of k heads. through: those that pass one given head of each call."""
+
+    by_length: list[int]
+    through: dict[Key, int]
+
+    @classmethod
+    def of(cls, before: dict[Key, set[Key | None]], last: set[Key | None], reading: Reading) -> "Paths":
+        """From the calls that lead to each call, and to the tensor; None: paths may begin there."""
+        heads = {key: reading.by_key[key].lead.heads for key in before}
+        order = sorted(before, key=lambda key: reading.by_key[key].number)
+        upto: dict[Key | None, list[int]] = {None: [1]}  # by length, the paths that end with a call
+        for key in order:
+            upto[key] = [0, *(heads[key] * count for count in _sum_of([upto[x] for x in before[key]]))]
+        after: dict[Key | None, int] = dict.fromkeys(order, 0)  # the ways to go on behind a call
+        for key in reversed(order):
+            after[key] += key in last
+            for earlier in before[key] - {None}:
+                after[earlier] += heads[key] * after[key]
+        through = {key: sum(upto[key]) // heads[key] * after[key] for key in order}
+        return cls(_sum_of([upto[x] for x in last]), through)
+
+
+def _sum_of(counts: list[list[int]]) -> list[int]:
+    return [sum(each) for each in zip_longest(*counts, fillvalue=0)]

@@ -1,9 +1,7 @@
 """Recording: one ordinary forward pass of any torch module, watched call by call.
 
-Every tensor of the pass has a tag that says what is known about it. The tensor is a constant; or an activation with a
-node, which is linear in earlier nodes; or an activation known only by its value, because a call that is not covered
-made it. Such a value may be a frozen factor of another activation, and may be attention weights. It may not be added,
-because its effect on single paths is not known.
+Every tensor of the pass has a tag that says what is known about it (tags); the rules of torch's functions make the tags
+and the tape's nodes.
 """
 
 from collections import Counter
@@ -11,131 +9,36 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from enum import IntEnum
-from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
-from torch.overrides import TorchFunctionMode, resolve_name
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from rankbench.config.keys import ConfigError
-from rankbench.tape.replay import Affine, Call, Node, Source, Step, version
-
-
-class Kind(IntEnum):
-    """What a tensor comes from."""
-
-    WEIGHT, CONSTANT, ACTIVATION = range(3)
-
-
-class Level(IntEnum):
-    """How an activation was made: by linear maps; by a covered elementwise function or product; by a product of two
-    activations that sums over an axis, as scores are; by a function that is not covered; by a softmax."""
-
-    LINEAR, GATED, PRODUCT, OTHER, SOFTMAX = range(5)
-
-
-class Role(IntEnum):
-    """What a product of two activations is: P v; a product of queries and keys; or one of which one side is frozen."""
-
-    ATTENTION, SCORES, FACTOR = range(3)
-
-
-class Verdict(NamedTuple):
-    """The role of a product, and the side that is P or frozen: 0 the left, 1 the right."""
-
-    role: Role
-    side: int = 0
-
-
-class Run(NamedTuple):
-    """One run of a submodule in a forward pass; `time` numbers its runs from 0."""
-
-    name: str
-    time: int
-
-
-class Key(NamedTuple):
-    """A product of two activations, found again in every pass: `time` counts the function's products in the module."""
-
-    module: str
-    function: str
-    time: int
-
+from rankbench.tape.calls import (
+    COPIES,
+    DESCRIBES,
+    EXITS,
+    name_of,
+    out_of_place,
+    set_item,
+    share_memory,
+    tensors_in,
+    without_fast_path,
+)
+from rankbench.tape.replay import Call, Node, Step, version
+from rankbench.tape.steps import Source
+from rankbench.tape.tags import AttentionCall, Key, Kind, Level, Role, Run, Tag, Verdict, Weighted, combined
 
 Parents = tuple[Node | Tensor, ...]  # of a node
 Reads = Sequence[Tensor | None]
 
 OUTSIDE = "a tensor that no recorded call made (TorchScript, numpy, or held outside of the module: make it a buffer)"
-# Calls that take numbers out of torch, or put them where the tape cannot follow them.
-EXITS = {"numpy", "tolist", "item", "__float__", "__int__", "__array__", "__set__"}
-# Calls that copy whole numbers, or some of them.
-COPIES = {"contiguous", "clone", "to", "long", "int", "reshape", "flatten", "index_select", "getitem", "type", "detach"}
 DEPENDS = "so its calls depend on the numbers of its inputs; give other inputs, or fewer at a time"
-# Calls that describe a tensor, without reading or making numbers.
-DESCRIBES = {"shape", "dtype", "device", "ndim", "size", "dim", "stride", "numel", "is_contiguous", "is_nested"}
-
-
-@dataclass(frozen=True)
-class Origin:
-    """How a tensor came from x W^T + constant, which has this shape: `chain` moves its numbers into the tensor.
-
-    read, affine: x and the map; None if the map is not known. constant: None if there is none.
-    """
-
-    shape: torch.Size
-    chain: Callable[[Tensor], Tensor]
-    constant: Callable[[], Tensor] | None
-    read: Node | None = None
-    affine: Affine | None = None
-
-    def moved(self, function: Callable[[Tensor], Tensor]) -> "Origin":
-        """The origin after another call that only moves numbers."""
-        chain = self.chain
-        return replace(self, chain=lambda x: function(chain(x)))
-
-    def bias(self) -> Tensor:
-        """The part of the tensor that comes from the constant."""
-        assert self.constant is not None  # nobody asks otherwise
-        return self.chain(self.constant().expand(self.shape))
-
-
-@dataclass
-class Tag:
-    """What is known about a tensor.
-
-    opaque: the first call on the way to it whose result is known only by its value. mixes: whether it contains a
-    product of activations that sums over an axis, as scores do. maker: the call that made the tensor. scores: the
-    product of queries and keys from which it came. logits: the softmax's input, masks included. form: the last
-    function, softmax or elementwise, that made weights of scores. factors: the two activations whose elementwise
-    product it is. unshifted: what it was before the largest of each row was taken off. depth: the largest number of
-    attention calls in a row on the way to it. passed: the attention calls on the way to it, a bit for each.
-    """
-
-    kind: Kind
-    level: Level = Level.LINEAR
-    node: Node | None = None
-    opaque: Call | None = None
-    mixes: bool = False
-    origin: Origin | None = None
-    maker: Call | None = None
-    scores: "Scores | None" = None
-    logits: Tensor | None = None
-    form: str = ""
-    factors: tuple[Tensor, Tensor] | None = None
-    unshifted: Tensor | None = None
-    depth: int = 0
-    passed: int = 0
-    version: int = 0
-
-    @property
-    def has_paths(self) -> bool:
-        """Whether paths can lead to the tensor."""
-        return self.node is not None or self.opaque is not None
 
 
 @dataclass
@@ -171,23 +74,6 @@ class Seen:
         return self.recorder.node(self.call, parents, step, shape, frozen, reads)
 
 
-class Scores(NamedTuple):
-    """A product of queries and keys, (*batch, N or M, K)."""
-
-    queries: Tensor
-    keys: Tensor
-    key: Key | None
-
-
-class Weighted(NamedTuple):
-    """A product read as P v: how its tensors make P (*batch, N, M) and v (*batch, M, K), and how (*batch, N, K) becomes
-    the result."""
-
-    weights: Callable[..., Tensor]
-    values: Callable[..., Tensor]
-    back: Callable[[Tensor], Tensor]
-
-
 @dataclass
 class Product:
     """A call that multiplies activations and sums over an axis, and how it may be read.
@@ -203,26 +89,6 @@ class Product:
     by_tags: Verdict
     to_scores: Callable[..., tuple[Tensor, Tensor]] | None = None
     is_kernel: bool = False
-
-
-class AttentionCall(NamedTuple):
-    """One attention call: its weights P (*batch, N, M); its values, queries and keys, (*batch, N or M, K).
-
-    batch is (B, H), or the axes that the module has instead. Groups of query heads may share heads of keys and values.
-    queries and keys are None if the module does not multiply them by matmul, bmm or einsum. logits(): the softmax's
-    input, scaled and masked, in the shape of P; None if no softmax made P. depth: 1 if no other attention call leads to
-    this one, else one more than the deepest that does; heads side by side have the same depth.
-    """
-
-    index: int  # type: ignore[assignment]  # from 1; hides the method of tuples
-    call: Call
-    weights: Tensor
-    values: Tensor
-    queries: Tensor | None
-    keys: Tensor | None
-    logits: Callable[[], Tensor] | None
-    depth: int
-    key: Key
 
 
 class Recorder(TorchFunctionMode):
@@ -436,24 +302,13 @@ class Recorder(TorchFunctionMode):
         opaque = next((tag.opaque for tag in tags if tag.opaque is not None), None)
         if opaque is None and any(tag.node is not None for tag in tags):
             opaque = call
-        tag = self.combined(tags)
+        tag = combined(tags)
         return replace(tag, level=max(level, tag.level), opaque=opaque, mixes=any(tag.mixes for tag in tags))
-
-    @staticmethod
-    def combined(tags: Sequence[Tag]) -> Tag:
-        """Kind, level and scores of a tensor made of these; the level is of those with paths, if there are any."""
-        kind = max((tag.kind for tag in tags), default=Kind.CONSTANT)
-        with_paths = [tag for tag in tags if tag.has_paths]
-        levels = [tag.level for tag in with_paths or tags if tag.kind == Kind.ACTIVATION]
-        scores = next((tag.scores for tag in tags if tag.scores is not None), None)
-        logits = next((tag.logits for tag in tags if tag.logits is not None), None)
-        form = next((tag.form for tag in tags if tag.form), "")
-        return Tag(kind, max(levels, default=Level.LINEAR), scores=scores, logits=logits, form=form)
 
     # --- every call --------------------------------------------------------------------------------------------------
 
     def __torch_function__(self, func: Callable, types: tuple, args: tuple = (), kwargs: dict | None = None) -> Any:
-        name, changes, full_name = _name(func)
+        name, changes, full_name = name_of(func)
         if name in DESCRIBES:
             return func(*args, **(kwargs or {}))
         kwargs = dict(kwargs or {})
@@ -482,7 +337,7 @@ class Recorder(TorchFunctionMode):
         self.depth, num_before = max((tag.depth for tag in tags), default=0), self.num_attention
         rule, new = self.rules.get(name), None
         if rule is not None and kwargs.get("out") is None:
-            seen = Seen(self, call, name, _out_of_place(func, name, in_place), read, kwargs, output)
+            seen = Seen(self, call, name, out_of_place(func, name, in_place), read, kwargs, output)
             seen.kwargs.pop("inplace", None)
             new = rule(seen)
         if new is None:
@@ -494,7 +349,7 @@ class Recorder(TorchFunctionMode):
         for tag in tags:
             passed |= tag.passed
         self._tag_results(call, output, new, self.depth + is_attention, passed)
-        if name == "getitem" and isinstance(result, Tensor) and _share_memory(result, args[0]):
+        if name == "getitem" and isinstance(result, Tensor) and share_memory(result, args[0]):
             self._parts[result] = args[0], args[1]
         elif in_place:
             self._change_whole(call, args[0])
@@ -506,7 +361,7 @@ class Recorder(TorchFunctionMode):
             part, (x, index) = x, self._parts[x]
             old = x.clone()  # what is now in the part's place does not matter
             self.set_tag(old, replace(self.tag(x)))
-            seen = Seen(self, call, "setitem", _set_item, (old, index, part), {}, x)
+            seen = Seen(self, call, "setitem", set_item, (old, index, part), {}, x)
             new = self.rules["setitem"](seen) or self.value_only(call, [self.tag(old), self.tag(part)])
             self._tag_results(call, x, new, self.tag(part).depth, self.tag(old).passed | self.tag(part).passed)
 
@@ -536,73 +391,3 @@ class Recorder(TorchFunctionMode):
                 f"{call}: reads a tensor that was changed in place through a view of it; "
                 "change the module to make a new tensor there"
             )
-
-
-@contextmanager
-def without_fast_path() -> Iterator[None]:
-    """torch's encoder layers run their Python code inside, not a kernel that skips hooks and packs padded sequences."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
-
-
-def tensors_in(x: Any) -> list[Tensor]:
-    """All tensors in nested tuples, lists, dicts and slices."""
-    if isinstance(x, Tensor):
-        return [x]
-    if isinstance(x, dict):
-        x = list(x.values())
-    elif isinstance(x, slice):
-        x = (x.start, x.stop, x.step)
-    if isinstance(x, (tuple, list)):
-        return [tensor for part in x if part is not None for tensor in tensors_in(part)]
-    return []
-
-
-def _share_memory(x: Tensor, y: Tensor) -> bool:
-    return x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
-
-
-ALIASES = {
-    **dict.fromkeys(("__add__", "__radd__", "__iadd__"), "add"),
-    **dict.fromkeys(("__sub__", "__isub__", "subtract"), "sub"),
-    **dict.fromkeys(("__mul__", "__rmul__", "__imul__", "multiply"), "mul"),
-    **dict.fromkeys(("__truediv__", "__itruediv__", "divide", "true_divide"), "div"),
-    **dict.fromkeys(("__matmul__", "bmm", "mm", "mv"), "matmul"),
-    **dict.fromkeys(("concat", "concatenate"), "cat"),
-    **{"__rsub__": "rsub", "__rmatmul__": "rmatmul", "__neg__": "neg", "negative": "neg", "__pow__": "pow"},
-    **{"__getitem__": "getitem", "__setitem__": "setitem", "clip": "clamp"},
-}
-CHANGES_IN_PLACE = {"__iadd__", "__isub__", "__imul__", "__itruediv__", "__setitem__"}
-
-
-@cache
-def _name(func: Any) -> tuple[str, bool, str]:
-    """The function's name shared by all its forms, whether it changes its first argument, and its full name."""
-    name = getattr(func, "__name__", str(func))
-    if name == "__get__":  # a property, as x.T
-        name = getattr(func.__self__, "__name__", name)
-    in_place, full_name = name in CHANGES_IN_PLACE, resolve_name(func) or name
-    if name.endswith("_") and not name.endswith("__") and name != "requires_grad_":
-        name, in_place = name.removesuffix("_"), True
-    return ALIASES.get(name, name), in_place, full_name
-
-
-def _set_item(x: Tensor, index: Any, value: Tensor | float) -> Tensor:
-    changed = x.clone()
-    changed[index] = value
-    return changed
-
-
-def _out_of_place(func: Callable, name: str, in_place: bool) -> Any:
-    """The function, or its twin that makes a new tensor."""
-    if not in_place or not func.__name__.endswith("_"):
-        return func
-    if name == "setitem":
-        return _set_item
-    if name == "copy":
-        return lambda x, source, *_: source.expand_as(x).to(x.dtype)
-    return getattr(torch.Tensor, name, None) or getattr(torch, name, None) or getattr(nn.functional, name, func)

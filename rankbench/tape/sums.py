@@ -19,31 +19,20 @@ begins in slot 0 where it is added, and moves on with every head that it passes.
 """
 
 from collections.abc import Callable, Iterator
-from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from rankbench.config.keys import ConfigError
+from rankbench.tape.calls import tensors_in
 from rankbench.tape.read import read
-from rankbench.tape.reading import Reading
-from rankbench.tape.recording import AttentionCall, Key, Recorder, Tag, tensors_in
-from rankbench.tape.replay import (
-    Affine,
-    Frozen,
-    Gate,
-    Mixed,
-    Node,
-    Normed,
-    Scaled,
-    Slots,
-    Sweep,
-    Through,
-    by_head,
-    nodes_of,
-)
+from rankbench.tape.reading import Paths, Reading
+from rankbench.tape.recording import Recorder
+from rankbench.tape.replay import Frozen, Node, Slots, Sweep, nodes_of
 from rankbench.tape.rules import COVERED, RULES
+from rankbench.tape.steps import Affine, Gate, Mixed, Normed, Scaled, Through, by_head
+from rankbench.tape.tags import AttentionCall, Key, Tag
 
 Upto = str | int | tuple[str, int] | None
 # Rounding of n calls adds up like a random walk, to about sqrt(n) eps of what is summed.
@@ -74,33 +63,6 @@ class ThroughHeads(NamedTuple):
 
     key: Key
     sums: Tensor
-
-
-class Paths(NamedTuple):
-    """Numbers of paths to a tensor. by_length: of k heads. through: those that pass one given head of each call."""
-
-    by_length: list[int]
-    through: dict[Key, int]
-
-    @classmethod
-    def of(cls, before: dict[Key, set[Key | None]], last: set[Key | None], reading: Reading) -> "Paths":
-        """From the calls that lead to each call, and to the tensor; None: paths may begin there."""
-        heads = {key: reading.by_key[key].lead.heads for key in before}
-        order = sorted(before, key=lambda key: reading.by_key[key].number)
-        upto: dict[Key | None, list[int]] = {None: [1]}  # by length, the paths that end with a call
-        for key in order:
-            upto[key] = [0, *(heads[key] * count for count in _sum_of([upto[x] for x in before[key]]))]
-        after: dict[Key | None, int] = dict.fromkeys(order, 0)  # the ways to go on behind a call
-        for key in reversed(order):
-            after[key] += key in last
-            for earlier in before[key] - {None}:
-                after[earlier] += heads[key] * after[key]
-        through = {key: sum(upto[key]) // heads[key] * after[key] for key in order}
-        return cls(_sum_of([upto[x] for x in last]), through)
-
-
-def _sum_of(counts: list[list[int]]) -> list[int]:
-    return [sum(each) for each in zip_longest(*counts, fillvalue=0)]
 
 
 def record(
@@ -248,7 +210,7 @@ class Tape:
             target = before
         return None
 
-    def paths(self, upto: Upto = None, output: Callable | None = None) -> "Paths":
+    def paths(self, upto: Upto = None, output: Callable | None = None) -> Paths:
         """The number of paths to a tensor, counted on the graph of the calls.
 
         A path is the sequence of heads that it passes: routes that differ in a skip or an MLP are one path.

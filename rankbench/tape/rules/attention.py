@@ -13,22 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rankbench.tape.recording import (
-    AttentionCall,
-    Kind,
-    Level,
-    Origin,
-    Product,
-    Reads,
-    Role,
-    Seen,
-    Tag,
-    Verdict,
-    Weighted,
-)
-from rankbench.tape.replay import Affine, Mixed, Node, Through
+from rankbench.tape.recording import Product, Reads, Seen
+from rankbench.tape.replay import Node
 from rankbench.tape.rules.linear import through
 from rankbench.tape.rules.registry import refuse_dropout, rule, unchanged
+from rankbench.tape.steps import Affine, Mixed, Through
+from rankbench.tape.tags import AttentionCall, Kind, Level, Origin, Role, Tag, Verdict, Weighted
 
 Move = Callable[[Tensor], Tensor]
 Lazy = Callable[[], Tensor]

@@ -5,10 +5,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from rankbench.tape.recording import Level, Recorder, Seen, Tag, tensors_in
-from rankbench.tape.replay import Gate, Normed, Scaled
+from rankbench.tape.calls import tensors_in
+from rankbench.tape.recording import Seen
 from rankbench.tape.rules.linear import through
 from rankbench.tape.rules.registry import rule
+from rankbench.tape.steps import Gate, Normed, Scaled
+from rankbench.tape.tags import Level, Tag, combined
 
 
 @rule("relu", "relu6", "leaky_relu", "elu", "selu", "celu", "gelu", "silu", "mish", "softplus", "hardswish", "erf")
@@ -25,7 +27,7 @@ def _activation(seen: Seen) -> Tag | None:
     tag = seen.tag(z)
     if tag.opaque is not None:
         return replace(seen.value_only([tag], Level.GATED), form=seen.name)
-    result_tag = Recorder.combined([tag])
+    result_tag = combined([tag])
     result_tag.level = max(Level.GATED, result_tag.level)
     if tag.node is not None:
         gate = Gate(lambda x: function(x, *others, **kwargs), z)
@@ -91,7 +93,7 @@ def _norm(seen: Seen) -> Tag | list[Tag] | None:
     tag, result = seen.tag(x), seen.result if isinstance(seen.result, Tensor) else seen.result[0]
     if any(seen.tag(other).has_paths for other in (weight, shift)):
         return None
-    result_tag = seen.value_only([tag], Level.LINEAR) if tag.opaque is not None else Recorder.combined([tag])
+    result_tag = seen.value_only([tag], Level.LINEAR) if tag.opaque is not None else combined([tag])
     if tag.node is not None:
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
         axes = tuple(range(-len(shape), 0))
@@ -111,7 +113,7 @@ def _norm(seen: Seen) -> Tag | list[Tag] | None:
 def _normalize(seen: Seen) -> Tag | None:
     p, axis, epsilon = seen.get(1, "p", 2.0), seen.get(2, "dim", 1), seen.get(3, "eps", 1e-12)
     x, tag = seen.args[0], seen.tag(seen.args[0])
-    result_tag = seen.value_only([tag], Level.LINEAR) if tag.opaque is not None else Recorder.combined([tag])
+    result_tag = seen.value_only([tag], Level.LINEAR) if tag.opaque is not None else combined([tag])
     if tag.node is not None:
         length = x.norm(p, axis, keepdim=True).clamp_min(epsilon)
         result_tag.node = seen.node((tag.node,), Scaled(length, divides=True), "length of the vectors")

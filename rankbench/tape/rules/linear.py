@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rankbench.tape.recording import Kind, Level, Origin, Reads, Recorder, Seen, Tag, tensors_in
-from rankbench.tape.replay import Sum, Through
+from rankbench.tape.calls import tensors_in
+from rankbench.tape.recording import Reads, Seen
 from rankbench.tape.rules.registry import refuse_dropout, rule, unchanged
+from rankbench.tape.steps import Sum, Through
+from rankbench.tape.tags import Kind, Level, Origin, Tag, combined
 
 
 @rule("contiguous", "clone", "detach", "data", "requires_grad_", "positive", "alias")
@@ -176,7 +178,7 @@ def through(
     tags = [seen.tag(x) for x in data]
     if any(tag.opaque is not None for tag in tags):
         return seen.value_only(tags, Level.LINEAR)
-    tag = Recorder.combined([*tags, *(seen.tag(x) for x in reads)])
+    tag = combined([*tags, *(seen.tag(x) for x in reads)])
     if any(tag.node is not None for tag in tags):
         parents = tuple(tag.node or x for x, tag in zip(data, tags, strict=True))
         shape = (seen.result if result is None else result).shape
@@ -215,7 +217,7 @@ def _add(seen: Seen) -> Tag | None:
         unshifted = terms[0] if tags[0].unshifted is None else tags[0].unshifted
     if any(tag.opaque is not None for tag in tags):
         return replace(seen.value_only(tags, Level.LINEAR), unshifted=unshifted)
-    tag = replace(Recorder.combined(tags), unshifted=unshifted)
+    tag = replace(combined(tags), unshifted=unshifted)
     if any(tag.node is not None for tag in tags):
         parents = tuple(seen.recorder.parent(x, seen.result) for x in terms)
         tag.node = seen.node(parents, Sum(seen.result.dtype, factors))

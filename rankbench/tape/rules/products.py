@@ -13,23 +13,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rankbench.tape.recording import (
-    Kind,
-    Level,
-    Origin,
-    Product,
-    Recorder,
-    Role,
-    Scores,
-    Seen,
-    Tag,
-    Verdict,
-    Weighted,
-)
-from rankbench.tape.replay import Affine, Scaled
+from rankbench.tape.recording import Product, Seen
 from rankbench.tape.rules.attention import Move, weighted_values
 from rankbench.tape.rules.linear import as_map, through
 from rankbench.tape.rules.registry import RULES, rule, unchanged
+from rankbench.tape.steps import Affine, Scaled
+from rankbench.tape.tags import Kind, Level, Origin, Role, Scores, Tag, Verdict, Weighted, combined
 
 
 class Layout(NamedTuple):
@@ -111,7 +100,7 @@ def _div(seen: Seen) -> Tag | None:
 def _scaled(seen: Seen, x: Any, factor: Any, side: str) -> Tag:
     """The tag of x times (or divided by) a frozen factor. side: of the factor, as the tape names what is frozen."""
     carried, other = seen.tag(x), seen.tag(factor)
-    tag = Recorder.combined([carried, other])
+    tag = combined([carried, other])
     if side == "divisor" and carried.form == other.form == "exp" and carried.opaque is not None:
         # exponentials over their sum
         return replace(seen.value_only([carried, other], Level.SOFTMAX), form="softmax", logits=carried.logits)
@@ -143,7 +132,7 @@ def _affine(seen: Seen, x: Tensor, weight_FD: Tensor, bias: Tensor | None) -> Ta
     if before.opaque is not None:
         return seen.value_only([before], Level.LINEAR)
     affine = Affine(weight_FD, bias)
-    tag = as_map(Recorder.combined([before]))
+    tag = as_map(combined([before]))
     if before.node is not None:
         tag.node = seen.node((before.node,), affine, reads=[weight_FD, bias])
     tag.origin = Origin(shape, unchanged, None if bias is None else lambda: bias, before.node, affine)

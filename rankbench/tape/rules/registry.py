@@ -6,7 +6,8 @@ from typing import TypeVar
 from torch import Tensor
 
 from rankbench.config.keys import ConfigError
-from rankbench.tape.recording import Seen, Tag
+from rankbench.tape.recording import Seen
+from rankbench.tape.tags import Tag
 
 Rule = Callable[[Seen], Tag | Sequence[Tag] | None]
 AnyRule = TypeVar("AnyRule", bound=Rule)

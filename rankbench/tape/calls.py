@@ -1,0 +1,85 @@
+"""torch's functions: their names, what kind of call each is, and the tensors in their arguments."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import resolve_name
+
+# Calls that take numbers out of torch, or put them where the tape cannot follow them.
+EXITS = {"numpy", "tolist", "item", "__float__", "__int__", "__array__", "__set__"}
+# Calls that copy whole numbers, or some of them.
+COPIES = {"contiguous", "clone", "to", "long", "int", "reshape", "flatten", "index_select", "getitem", "type", "detach"}
+# Calls that describe a tensor, without reading or making numbers.
+DESCRIBES = {"shape", "dtype", "device", "ndim", "size", "dim", "stride", "numel", "is_contiguous", "is_nested"}
+ALIASES = {
+    **dict.fromkeys(("__add__", "__radd__", "__iadd__"), "add"),
+    **dict.fromkeys(("__sub__", "__isub__", "subtract"), "sub"),
+    **dict.fromkeys(("__mul__", "__rmul__", "__imul__", "multiply"), "mul"),
+    **dict.fromkeys(("__truediv__", "__itruediv__", "divide", "true_divide"), "div"),
+    **dict.fromkeys(("__matmul__", "bmm", "mm", "mv"), "matmul"),
+    **dict.fromkeys(("concat", "concatenate"), "cat"),
+    **{"__rsub__": "rsub", "__rmatmul__": "rmatmul", "__neg__": "neg", "negative": "neg", "__pow__": "pow"},
+    **{"__getitem__": "getitem", "__setitem__": "setitem", "clip": "clamp"},
+}
+CHANGES_IN_PLACE = {"__iadd__", "__isub__", "__imul__", "__itruediv__", "__setitem__"}
+
+
+def tensors_in(x: Any) -> list[Tensor]:
+    """All tensors in nested tuples, lists, dicts and slices."""
+    if isinstance(x, Tensor):
+        return [x]
+    if isinstance(x, dict):
+        x = list(x.values())
+    elif isinstance(x, slice):
+        x = (x.start, x.stop, x.step)
+    if isinstance(x, (tuple, list)):
+        return [tensor for part in x if part is not None for tensor in tensors_in(part)]
+    return []
+
+
+def share_memory(x: Tensor, y: Tensor) -> bool:
+    return x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
+
+
+@cache
+def name_of(func: Any) -> tuple[str, bool, str]:
+    """The function's name shared by all its forms, whether it changes its first argument, and its full name."""
+    name = getattr(func, "__name__", str(func))
+    if name == "__get__":  # a property, as x.T
+        name = getattr(func.__self__, "__name__", name)
+    in_place, full_name = name in CHANGES_IN_PLACE, resolve_name(func) or name
+    if name.endswith("_") and not name.endswith("__") and name != "requires_grad_":
+        name, in_place = name.removesuffix("_"), True
+    return ALIASES.get(name, name), in_place, full_name
+
+
+def set_item(x: Tensor, index: Any, value: Tensor | float) -> Tensor:
+    changed = x.clone()
+    changed[index] = value
+    return changed
+
+
+def out_of_place(func: Callable, name: str, in_place: bool) -> Any:
+    """The function, or its twin that makes a new tensor."""
+    if not in_place or not func.__name__.endswith("_"):
+        return func
+    if name == "setitem":
+        return set_item
+    if name == "copy":
+        return lambda x, source, *_: source.expand_as(x).to(x.dtype)
+    return getattr(torch.Tensor, name, None) or getattr(torch, name, None) or getattr(nn.functional, name, func)
+
+
+@contextmanager
+def without_fast_path() -> Iterator[None]:
+    """torch's encoder layers run their Python code inside, not a kernel that skips hooks and packs padded sequences."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)

@@ -1,0 +1,102 @@
+"""The first pass that reads a network: it keeps what a touched one is compared with."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from rankbench.tape.calls import tensors_in
+from rankbench.tape.following import first_state, following
+from rankbench.tape.recording import Product, Recorder
+from rankbench.tape.replay import Call
+from rankbench.tape.rules import RULES
+from rankbench.tape.tags import Key, Run, Verdict
+
+
+class Kept(NamedTuple):
+    """The factors of a product, and its result."""
+
+    tensors: tuple[Tensor, ...]
+    result: Tensor
+
+
+class Changed(Exception):
+    """The products depend on the touched number."""
+
+
+def first_of(result: Any) -> Tensor:
+    return result if isinstance(result, Tensor) else result[0]
+
+
+class State(NamedTuple):
+    """Input and result of a submodule that keeps the shape."""
+
+    entered: Tensor
+    left: Tensor
+    passed: int
+
+
+class Plain(Recorder):
+    """The first pass, which keeps what the touched one is compared with; or a third one."""
+
+    def __init__(self, module: Callable, submodule: str | None = None) -> None:
+        super().__init__(module, RULES, wanted={0})  # no node has the number 0: nothing is kept
+        self.kept: dict[Key, Kept] = {}
+        self.sizes: list[tuple[Call, Tensor]] = []  # of each call's result: sum and sum of magnitudes
+        self.states: dict[Run, State] = {}
+        self.is_listed = _listed(module) if isinstance(module, nn.Module) else set()
+        self.stack: list[Run] = []
+        self.submodule = submodule
+        self.wanted_result: Tensor | None = None  # of the submodule
+
+    def passed(self, args: tuple, kwargs: dict) -> Any:
+        """The module's result, with all states kept."""
+        if not isinstance(self.module, nn.Module):
+            return self.run(args, kwargs)
+        entered: dict[Run, Tensor] = {}
+
+        def begun(run: Run, _: nn.Module, given: Any) -> None:
+            if run.name in self.is_listed and (x := first_state(given)) is not None and x.dim() > 2:
+                entered[run] = x.clone()  # the submodule may change it
+
+        def ended(run: Run, _: nn.Module, result: Any) -> None:
+            x, y = entered.pop(run, None), first_state(result)
+            if run.name == self.submodule:
+                self.wanted_result = y
+            if x is not None and y is not None and x.shape == y.shape:
+                self.states[run] = State(x, y.clone(), self.tag(y).passed)
+
+        with following(self.module, begun, ended) as self.stack:
+            return self.run(args, kwargs)
+
+    def __torch_function__(self, func: Callable, types: tuple, args: tuple = (), kwargs: dict | None = None) -> Any:
+        before = self.num_calls
+        result = super().__torch_function__(func, types, args, kwargs)
+        x = result if isinstance(result, Tensor) else next(iter(tensors_in(result)), None)
+        is_made = "empty" not in self.call.function  # else whatever was in memory
+        if (
+            self.num_calls > before
+            and is_made
+            and x is not None
+            and x.is_floating_point()
+            and x.layout == torch.strided
+        ):
+            numbers = x.detach().nan_to_num()
+            sizes = torch.stack([numbers.sum(dtype=torch.float64), numbers.abs().sum(dtype=torch.float64)])
+            self.sizes.append((self.call, torch.cat([sizes, sizes.new_tensor([torch.finfo(x.dtype).eps])])))
+        return result
+
+    def verdict(self, product: Product) -> Verdict:
+        kept = Kept(tuple(x.clone() for x in product.tensors), first_of(product.seen.result).clone())
+        self.kept[self.key_of(product.seen)] = kept
+        return product.by_tags
+
+
+def _listed(module: nn.Module) -> set[str]:
+    """Names of the submodules that may be layers: those in lists, and those that hold others."""
+    names = {name for name, submodule in module.named_modules() if name and any(True for _ in submodule.children())}
+    for name, submodule in module.named_modules():
+        if isinstance(submodule, (nn.ModuleList, nn.Sequential)):
+            names |= {f"{name}.{child}".lstrip(".") for child, _ in submodule.named_children()}
+    return names

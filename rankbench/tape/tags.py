@@ -1,0 +1,164 @@
+"""What is known about the tensors of a recorded pass.
+
+A tensor is a constant; or an activation with a node, which is linear in earlier nodes; or an activation known only by
+its value, because a call that is not covered made it. Such a value may be a frozen factor of another activation, and
+may be attention weights. It may not be added, because its effect on single paths is not known.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rankbench.tape.replay import Call, Node
+from rankbench.tape.steps import Affine
+
+
+class Kind(IntEnum):
+    """What a tensor comes from."""
+
+    WEIGHT, CONSTANT, ACTIVATION = range(3)
+
+
+class Level(IntEnum):
+    """How an activation was made: by linear maps; by a covered elementwise function or product; by a product of two
+    activations that sums over an axis, as scores are; by a function that is not covered; by a softmax."""
+
+    LINEAR, GATED, PRODUCT, OTHER, SOFTMAX = range(5)
+
+
+class Role(IntEnum):
+    """What a product of two activations is: P v; a product of queries and keys; or one of which one side is frozen."""
+
+    ATTENTION, SCORES, FACTOR = range(3)
+
+
+class Verdict(NamedTuple):
+    """The role of a product, and the side that is P or frozen: 0 the left, 1 the right."""
+
+    role: Role
+    side: int = 0
+
+
+class Run(NamedTuple):
+    """One run of a submodule in a forward pass; `time` numbers its runs from 0."""
+
+    name: str
+    time: int
+
+
+class Key(NamedTuple):
+    """A product of two activations, found again in every pass: `time` counts the function's products in the module."""
+
+    module: str
+    function: str
+    time: int
+
+
+@dataclass(frozen=True)
+class Origin:
+    """How a tensor came from x W^T + constant, which has this shape: `chain` moves its numbers into the tensor.
+
+    read, affine: x and the map; None if the map is not known. constant: None if there is none.
+    """
+
+    shape: torch.Size
+    chain: Callable[[Tensor], Tensor]
+    constant: Callable[[], Tensor] | None
+    read: Node | None = None
+    affine: Affine | None = None
+
+    def moved(self, function: Callable[[Tensor], Tensor]) -> "Origin":
+        """The origin after another call that only moves numbers."""
+        chain = self.chain
+        return replace(self, chain=lambda x: function(chain(x)))
+
+    def bias(self) -> Tensor:
+        """The part of the tensor that comes from the constant."""
+        assert self.constant is not None  # nobody asks otherwise
+        return self.chain(self.constant().expand(self.shape))
+
+
+@dataclass
+class Tag:
+    """What is known about a tensor.
+
+    opaque: the first call on the way to it whose result is known only by its value. mixes: whether it contains a
+    product of activations that sums over an axis, as scores do. maker: the call that made the tensor. scores: the
+    product of queries and keys from which it came. logits: the softmax's input, masks included. form: the last
+    function, softmax or elementwise, that made weights of scores. factors: the two activations whose elementwise
+    product it is. unshifted: what it was before the largest of each row was taken off. depth: the largest number of
+    attention calls in a row on the way to it. passed: the attention calls on the way to it, a bit for each.
+    """
+
+    kind: Kind
+    level: Level = Level.LINEAR
+    node: Node | None = None
+    opaque: Call | None = None
+    mixes: bool = False
+    origin: Origin | None = None
+    maker: Call | None = None
+    scores: "Scores | None" = None
+    logits: Tensor | None = None
+    form: str = ""
+    factors: tuple[Tensor, Tensor] | None = None
+    unshifted: Tensor | None = None
+    depth: int = 0
+    passed: int = 0
+    version: int = 0
+
+    @property
+    def has_paths(self) -> bool:
+        """Whether paths can lead to the tensor."""
+        return self.node is not None or self.opaque is not None
+
+
+class Scores(NamedTuple):
+    """A product of queries and keys, (*batch, N or M, K)."""
+
+    queries: Tensor
+    keys: Tensor
+    key: Key | None
+
+
+class Weighted(NamedTuple):
+    """A product read as P v: how its tensors make P (*batch, N, M) and v (*batch, M, K), and how (*batch, N, K) becomes
+    the result."""
+
+    weights: Callable[..., Tensor]
+    values: Callable[..., Tensor]
+    back: Callable[[Tensor], Tensor]
+
+
+def combined(tags: Sequence[Tag]) -> Tag:
+    """Kind, level and scores of a tensor made of these; the level is of those with paths, if there are any."""
+    kind = max((tag.kind for tag in tags), default=Kind.CONSTANT)
+    with_paths = [tag for tag in tags if tag.has_paths]
+    levels = [tag.level for tag in with_paths or tags if tag.kind == Kind.ACTIVATION]
+    scores = next((tag.scores for tag in tags if tag.scores is not None), None)
+    logits = next((tag.logits for tag in tags if tag.logits is not None), None)
+    form = next((tag.form for tag in tags if tag.form), "")
+    return Tag(kind, max(levels, default=Level.LINEAR), scores=scores, logits=logits, form=form)
+
+
+class AttentionCall(NamedTuple):
+    """One attention call: its weights P (*batch, N, M); its values, queries and keys, (*batch, N or M, K).
+
+    batch is (B, H), or the axes that the module has instead. Groups of query heads may share heads of keys and values.
+    queries and keys are None if the module does not multiply them by matmul, bmm or einsum. logits(): the softmax's
+    input, scaled and masked, in the shape of P; None if no softmax made P. depth: 1 if no other attention call leads to
+    this one, else one more than the deepest that does; heads side by side have the same depth.
+    """
+
+    index: int  # type: ignore[assignment]  # from 1; hides the method of tuples
+    call: Call
+    weights: Tensor
+    values: Tensor
+    queries: Tensor | None
+    keys: Tensor | None
+    logits: Callable[[], Tensor] | None
+    depth: int
+    key: Key
