@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rankbench.api import analyze, load, load_sweep, plot, train
     from rankbench.config.keys import ConfigError
-    from rankbench.observing import observe
+    from rankbench.observing.observer import observe
     from rankbench.report.joined_tables import Runs
     from rankbench.runs.run import Run
 
 __version__ = "0.1.0"
 __all__ = ["ConfigError", "Run", "Runs", "analyze", "load", "load_sweep", "observe", "plot", "train"]
-_ROOMS = {"ConfigError": "rankbench.config.keys", "observe": "rankbench.observing"}
+_ROOMS = {"ConfigError": "rankbench.config.keys", "observe": "rankbench.observing.observer"}
 
 
 def __getattr__(name: str) -> Any:

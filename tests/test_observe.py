@@ -26,7 +26,7 @@ from forked import fork
 from torch import nn
 
 import rankbench as rb
-from rankbench.observing import FIGURES
+from rankbench.plots.observed import FIGURES
 from rankbench.report.jobs import find_runs
 from rankbench.report.report import gather
 from rankbench.runs import files

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from campaigns.campaign import Campaign
 from rankbench.config.keys import ConfigError
-from rankbench.observing import Observer, observe
+from rankbench.observing.observer import Observer, observe
 
 STEPS = 6
 

@@ -1,4 +1,4 @@
-"""Watching a training that is not ours: rank, attention and spectral norms of a model that a user's own loop trains.
+"""The observer: rank, attention and spectral norms of a model that a user's own loop trains.
 
     with rankbench.observe(model, inputs, optimizer=optimizer, every=100, out="outputs/observe/mine"):
         ...  # the loop, as it is
@@ -15,52 +15,38 @@ The folder grows with the training:
 `rankbench report runs=<folder>` gathers one or several such folders.
 """
 
-import hashlib
 import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from datetime import datetime
-from functools import cache, partial
-from math import inf
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
-import yaml
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_map_only
 
 from rankbench import plots
-from rankbench.analyses import Foreign, Subject, attention, residual
+from rankbench.analyses import Subject
 from rankbench.analysing.modules import check_runs
 from rankbench.config.keys import ConfigError, check_known, refuse_null_byte
-from rankbench.measures.module_reading import read_module
-from rankbench.measures.module_states import layers_of
-from rankbench.measures.network_table import in_words
-from rankbench.measures.norms import at_least_float32, spectral_norm
-from rankbench.measures.token_views import DEFAULT_VIEWS, View
-from rankbench.model.modules import Example, as_example
 from rankbench.model.undisturbed import changed_by, hooked, undisturbed
+from rankbench.observing.folder import STEPS, Table, begin, check_folder, config_of, identity, observed_steps
+from rankbench.observing.measured import MEASURES, rows_by_table, subject_of
 from rankbench.plots.observed import FIGURES
-from rankbench.runs.files import OUTPUTS, write_json, write_text
-from rankbench.runs.machine import Machine
-from rankbench.runs.records import read_yaml
-from rankbench.runs.run import FORMAT, OBSERVED, Run, differences
-from rankbench.runs.tables import read_table
-from rankbench.seeds import generator_for
-from rankbench.training.journal import StepsFile
+from rankbench.runs.files import OUTPUTS, write_json
+from rankbench.runs.run import OBSERVED, Run
+from rankbench.runs.summary import FORMAT
 
 log = logging.getLogger(__name__)
 
-STATES, ATTENTION, WEIGHTS, STEPS = OBSERVED
-MEASURES = ("states", "attention", "weights")
 COSTLY = 0.05  # share of the training's time above which the log warns of the cost
 
 
@@ -106,17 +92,11 @@ def observe(
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(f"observe: model is a {type(model).__name__}; give a torch.nn.Module")
-    numbers = {"every": (every, 1), "sequences": (sequences, 1), "step": (step or 0, 0), "seed": (seed, 0)}
-    for key, (value, least) in numbers.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ConfigError(f"observe: {key}={value}: out of range; allowed are whole numbers from {least}")
-    texts: dict[str, tuple[object, Any]] = {"out": (out, str | PathLike | None), "name": (name, str | None)}
-    texts |= {"task": (task, str), "measures": (measures, list | tuple)}
-    for key, (text, allowed) in texts.items():
-        if not isinstance(text, allowed):
-            kinds = {"out": "a folder's name or path", "measures": "a list of names"}.get(key, "a text")
-            raise ConfigError(f"observe: {key}={text}: is a {type(text).__name__}; give {kinds}")
-        refuse_null_byte(key, text)
+    _check_arguments(
+        {"every": (every, 1), "sequences": (sequences, 1), "step": (step or 0, 0), "seed": (seed, 0)},
+        {"out": (out, str | PathLike | None), "name": (name, str | None)}
+        | {"task": (task, str), "measures": (measures, list | tuple)},
+    )
     check_known("measures", measures, MEASURES)
     folder = OUTPUTS / "observe" / f"{datetime.now():%Y-%m-%d_%H-%M-%S-%f}" if out is None else Path(out)
     # measure the model itself, not the wrapper of torch.compile or DataParallel
@@ -124,9 +104,21 @@ def observe(
     model = model.module if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel) else model
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
         raise ConfigError(f"observe: {type(model).__name__} is TorchScript, which cannot be followed; give the module")
-    subject = _subject(model, inputs, sequences, folder.resolve().name, seed, name or type(model).__name__, task)
+    subject = subject_of(model, inputs, sequences, folder.resolve().name, seed, name or type(model).__name__, task)
     optimizer = None if optimizer is None else _counted(optimizer)
     return Observer(folder.absolute(), subject, optimizer, every, tuple(measures), step, hooks)
+
+
+def _check_arguments(numbers: dict[str, tuple[Any, int]], texts: dict[str, tuple[Any, Any]]) -> None:
+    """ConfigError unless each number, with the least that is allowed, and each text, with its type, is right."""
+    for key, (value, least) in numbers.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise ConfigError(f"observe: {key}={value}: out of range; allowed are whole numbers from {least}")
+    for key, (text, allowed) in texts.items():
+        if not isinstance(text, allowed):
+            kinds = {"out": "a folder's name or path", "measures": "a list of names"}.get(key, "a text")
+            raise ConfigError(f"observe: {key}={text}: is a {type(text).__name__}; give {kinds}")
+        refuse_null_byte(key, text)
 
 
 def _counted(optimizer: Any) -> Optimizer:
@@ -163,14 +155,14 @@ class Observer:
         self._began = time.perf_counter()
         (self.model,) = subject.modules.values()
         self.folder, self.subject, self.every = folder, subject, every
-        config = _config(subject, self.model, every)
-        _check_folder(self.folder, config)
+        config = config_of(subject, self.model, every)
+        check_folder(self.folder, config)
         with changed_by(self.model) as changed, undisturbed(self.model, hooks):
             for _ in range(2):  # a model may run once and never again
                 check_runs(replace(subject, run=str(subject.who["model"])), is_read=False)
         self._undisturbed = partial(undisturbed, self.model, hooks, changed)
         with self._undisturbed():
-            self._parts = _parts(self.model, subject.example, measures, subject.seed)
+            self._parts = rows_by_table(self.model, subject.example, measures, subject.seed)
         if not hooks and (names := hooked(self.model)):
             log.warning(
                 "observe: measured passes leave out the forward hooks of %s; if these change what the model returns, "
@@ -180,14 +172,14 @@ class Observer:
         self._open = ExitStack()
         try:
             self._open.enter_context(Run(self.folder).locked())
-            self._process, self._lock = os.getpid(), _identity(self.folder / ".lock")
-            observed, made = _observed_steps(self.folder)
+            self._process, self._lock = os.getpid(), identity(self.folder / ".lock")
+            observed, made = observed_steps(self.folder)
             self.num_steps = made if step is None else step
             self._kept = max((past for past in observed if past <= self.num_steps), default=-1)
-            self._files: dict[str, _Table] = {}
+            self._files: dict[str, Table] = {}
             if max(observed, default=-1) > self.num_steps:
                 log.warning("%s: rows after step %d are dropped", self.folder, self.num_steps)
-            _begin(self.folder, config, subject.example.tensors[0].device)
+            begin(self.folder, config, subject.example.tensors[0].device)
             self._write_summary("running")
             self._seconds_measuring, self._num_looks, self._underway = 0.0, 0, False
             self._failing: set[str] = set()  # what failed at the last look, which the log has said
@@ -279,7 +271,7 @@ class Observer:
             self._warn("process", "a forked process writes nothing")
         elif self._lock is None:
             self._warn("closed", "the watch has ended, and writes nothing")
-        elif _identity(self.folder / ".lock") != self._lock:
+        elif identity(self.folder / ".lock") != self._lock:
             self._warn("folder", "the folder was removed, so nothing more is written; the training goes on")
         else:
             return True
@@ -335,153 +327,9 @@ class Observer:
         return may_write
 
     def _add(self, name: str, rows: list[dict[str, Any]]) -> None:
-        table = self._files.setdefault(name, _Table(self.folder / f"{name}.csv", self._kept))
+        table = self._files.setdefault(name, Table(self.folder / f"{name}.csv", self._kept))
         table.add([{**self.subject.who, "step": self.num_steps, **row} for row in rows])
 
     def _write_summary(self, status: str) -> None:
         seeds = [{"seed": self.subject.seed, "status": status, "steps": self.num_steps}]
         write_json(self.folder / "summary.json", {"format": FORMAT, "status": status, "seeds": seeds})
-
-
-@dataclass
-class _Table:
-    """A table that grows; its columns are those of the first rows, and any that later rows add."""
-
-    path: Path
-    upto: float  # the last step whose rows stay
-    file: StepsFile | None = None
-
-    def add(self, rows: list[dict[str, Any]]) -> None:
-        columns = list(dict.fromkeys(column for row in rows for column in row))
-        if self.file is None or not set(columns) <= set(self.file.columns):
-            if self.path.exists():
-                with self.path.open("rb") as old:
-                    columns = list(dict.fromkeys([*pd.read_csv(old, nrows=0).columns, *columns]))
-            self.file = StepsFile(self.path, columns, self.upto, {})
-            self.upto = inf  # by now all rows in the file are ours
-        self.file.add(rows)
-
-
-# --- what is measured ------------------------------------------------------------------------------------------------
-
-
-def _subject(model: nn.Module, inputs: Any, sequences: int, run: str, seed: int, name: str, task: str) -> Subject:
-    """The model with a copy of the first inputs on its device: the caller may reuse the tensors for other inputs."""
-    example = as_example(inputs, "observe")[:sequences]
-    weight = next((x for x in model.parameters() if x.is_floating_point()), None)
-    if weight is None:
-        raise ConfigError(f"observe: {type(model).__name__} has no parameters; give the model that you train")
-    example = example.to(weight.device, weight.dtype)
-    args, kwargs = tree_map_only(Tensor, lambda x: x.detach().clone(), (example.args, dict(example.kwargs)))
-    example = replace(example, args=args, kwargs=kwargs)
-    return Subject(run, seed, foreign=Foreign(name, task, {"given": model}, example))
-
-
-def _parts(
-    model: nn.Module, example: Example, measures: tuple[str, ...], seed: int
-) -> dict[str, Callable[[], Iterator[dict[str, Any]]]]:
-    """For each table, the function that makes its rows. A table that cannot be measured is left out, and logged."""
-    parts: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {}
-    read_once = cache(partial(read_module, model, example))
-    if "states" in measures:
-        with _left_out(STATES):
-            layers, views = layers_of(read := read_once()), [View(name) for name in DEFAULT_VIEWS]
-            rows_of = partial(residual.rows_by_layer, read, layers, read.example, views=views)
-            parts[STATES] = lambda: rows_of(generator=generator_for(seed, "rounding"))
-    if "attention" in measures:
-        with _left_out(ATTENTION):
-            of_heads = read_once()
-            log.info(in_words(of_heads, ""))
-            parts[ATTENTION] = lambda: attention.rows_by_head(of_heads, of_heads.example)
-    if "weights" in measures:
-        parts[WEIGHTS] = lambda: rows_by_parameter(model)
-    return parts
-
-
-@contextmanager
-def _left_out(name: str) -> Iterator[None]:
-    try:
-        yield
-    except ConfigError as error:
-        log.warning("%s is left out: %s", name, error)
-    except Exception as error:  # what a model returns can make its reading fail in any way; its training goes on
-        log.warning("%s is left out: %s", name, " ".join(f"{type(error).__name__}: {error}".split())[:300])
-
-
-def rows_by_parameter(model: nn.Module) -> Iterator[dict[str, Any]]:
-    """A row for each parameter with two axes: its name, its sizes, and its spectral norm by an exact SVD."""
-    for name, weight in model.named_parameters():
-        if weight.dim() == 2 and weight.is_floating_point():
-            rows, columns = weight.shape
-            norm = spectral_norm(at_least_float32(weight.detach())).item() if weight.isfinite().all() else float("nan")
-            yield {"parameter": name, "rows": rows, "columns": columns, "spectral_norm": norm}
-
-
-# --- the folder ------------------------------------------------------------------------------------------------------
-
-
-def _config(subject: Subject, model: nn.Module, every: int) -> dict[str, Any]:
-    """What is watched. Tables of two configs that differ in more than `every` do not belong in one folder."""
-    who, digest = subject.who, hashlib.sha256()
-    for x in subject.example.tensors:
-        digest.update(f"{tuple(x.shape)} {x.dtype}".encode())
-        digest.update(x.cpu().contiguous().view(torch.uint8).numpy().tobytes() if x.numel() and x.dim() else b"")
-    return {
-        "task": {"name": who["task"]},
-        "model": {"name": who["model"], "parameters": sum(weight.numel() for weight in model.parameters())},
-        "seed": who["seed"],
-        "observe": {"every": every, "sequences": subject.example.num_sequences, "inputs": digest.hexdigest()[:16]},
-    }
-
-
-def _check_folder(folder: Path, config: dict[str, Any]) -> None:
-    """ConfigError if the folder holds anything but a watch of the same model on the same inputs."""
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"out={folder}: a file; give a new folder")
-    path = folder / "config.yaml"
-    if not path.exists():
-        if folder.exists() and any(file.name[0] != "." for file in folder.iterdir()):
-            raise ConfigError(
-                f"out={folder}: holds files of something other than a watched training; give a new folder"
-            )
-        return
-    old = read_yaml(path)
-    if "observe" not in old:
-        raise ConfigError(f"out={folder}: a run of another kind; give a new folder")
-    for name, (was, now) in differences(old, config).items():
-        if name != "observe.every":
-            raise ConfigError(
-                f"out={folder}: was begun with {name}={was}, not {now}; "
-                "give the same model and inputs to continue it, or a new folder"
-            )
-
-
-def _begin(folder: Path, config: dict[str, Any], device: torch.device) -> None:
-    write_text(folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))
-    if not (folder / "environment.json").exists():
-        machine = Machine(device, torch.get_default_dtype(), "as trained", torch.get_num_threads())
-        write_json(folder / "environment.json", machine.record())
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    """What distinguishes a file from another one that later has its name; None if it is gone."""
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
-
-
-def _observed_steps(folder: Path) -> tuple[list[int], int]:
-    """The steps at which everything was measured, and the number of steps that the training made.
-
-    The summary has that number, unless the process was killed: then a look before it is missing or cut off, and the
-    training is taken up at the last whole one.
-    """
-    path = folder / f"{STEPS}.csv"
-    table = read_table(path, grows=True) if path.exists() else pd.DataFrame(columns=["step", "every"])
-    if table.empty:
-        return [], 0
-    last, every = table.step.max(), table.every.iloc[-1]
-    made = max((row.get("steps") or 0 for row in Run(folder).summary().get("seeds", ())), default=0)
-    return table.step.tolist(), int(made if last < made < (last // every + 1) * every else last)
