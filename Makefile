@@ -30,15 +30,9 @@ demo: setup ## train a small model and take it apart; results land in outputs/
 	$(BIN)/rankbench train experiment=demo
 
 # After an interruption the same command continues. A preset without its text or checkpoint says so, and the others run.
-laptop paper: setup ## run every preset at this budget and write docs/results; continues where it was stopped
-	@$(BIN)/rankbench list
+laptop paper: setup ## run every preset at this budget, most claims an hour first, and write docs/results; continues
 	-$(BIN)/rankbench data
-	@sed -n 's/^# rankbench \([a-z]*\) experiment=\([a-z0-9_]*\).*/\1 \2/p' conf/experiment/*.yaml > outputs/presets.txt
-	@while read -r verb name; do \
-		count=$$((count + 1)); \
-		echo "== $@: $$name ($$count of $$(wc -l < outputs/presets.txt), $$(date +%H:%M))"; \
-		$(BIN)/rankbench $$verb experiment=$$name budget=$@ out=outputs/$$verb/$@_$$name < /dev/null || echo "== $$name failed"; \
-	done < outputs/presets.txt
+	-$(BIN)/python -m rankbench.commands.queue $@
 	$(BIN)/rankbench report experiment=all pages=docs/results
 
 test: setup ## run the test suite, without the slow tests
