@@ -150,11 +150,15 @@ def analyze(
 
     Raises ConfigError for a subject that cannot be measured, and for an option that none of the analyses has.
     """
-    given: dict[str, Any] = {"device": device, "precision": precision, "threads": threads}
-    given |= {"mask": mask, "output": output, "token_axis": token_axis}
-    given["layers"] = None if layers is None else f"[{','.join(layers)}]"
     own = [plugins] if isinstance(plugins, str) else list(plugins)
-    given["plugins"] = f"[{','.join(own)}]" if own else None
+    given: dict[str, Any] = {"device": device, "precision": precision, "threads": threads}
+    given |= {
+        "mask": mask,
+        "output": output,
+        "token_axis": token_axis,
+        "plugins": f"[{','.join(own)}]" if own else None,
+    }
+    given["layers"] = None if layers is None else f"[{','.join(layers)}]"
     load_plugins([*own, *(named_plugins(subject) if isinstance(subject, list | tuple) else ())])
     if isinstance(subject, nn.Module):
         if not names or isinstance(names[0], str):
@@ -162,6 +166,31 @@ def analyze(
         with building_once(), offering(subject, names[0]) as spec:
             named = names[1:] or ("residual", "spectrum", "attention")
             return analyze([f"module={spec}"], *named, out=out, **given | {"plugins": own, "layers": layers}, **options)
+    cfg, words = _composed(subject, names, given, out)
+    words += _set_options(cfg, options)
+    with building_once():
+        analyze_command.check(cfg, writes=out is not None)
+        check_corpus(cfg)
+        with _logging_to(None if out is None else Path(cfg.out) / "analyze.log"):
+            if out is not None:
+                analyze_into(cfg, _command("analyze", words, out))
+                return {name: Run(Path(cfg.out)).table(name) for name in cfg.analysis}
+            return _tables_of(cfg)
+
+
+def _tables_of(cfg: AnalyzeConfig) -> dict[str, pd.DataFrame]:
+    subjects = subjects_of(cfg, Machine.prepare(cfg))
+    check_finite(subjects)
+    tables = {name: measure(name, chosen, subjects) for name, chosen in options_of(cfg).items()}
+    for name, table in tables.items():
+        table.attrs |= {"analysis": name, "columns": column_help(name, table)}
+    return tables
+
+
+def _composed(
+    subject: Run | Folder | Sequence[str], names: tuple[str, ...], given: dict[str, Any], out: Folder | None
+) -> tuple[AnalyzeConfig, list[str]]:
+    """The config of `analyze`, and the words of the command that has it."""
     check_known("analysis", map(str, names), ANALYSES)
     words = [f"analysis=[{','.join(names)}]"] if names else []
     words += [f"{key}={value}" for key, value in given.items() if value is not None]
@@ -181,21 +210,7 @@ def analyze(
     if run is not None:
         cfg.run = str(run.folder)
         words.append(f"run={cfg.run}")
-    words += _set_options(cfg, options)
-    with building_once():
-        analyze_command.check(cfg, writes=out is not None)
-        check_corpus(cfg)
-        with _logging_to(None if out is None else Path(cfg.out) / "analyze.log"):
-            if out is not None:
-                analyze_into(cfg, _command("analyze", words, out))
-                return {name: Run(Path(cfg.out)).table(name) for name in cfg.analysis}
-            machine = Machine.prepare(cfg)
-            subjects = subjects_of(cfg, machine)
-            check_finite(subjects)
-            tables = {name: measure(name, chosen, subjects) for name, chosen in options_of(cfg).items()}
-    for name, table in tables.items():
-        table.attrs |= {"analysis": name, "columns": column_help(name, table)}
-    return tables
+    return cfg, words
 
 
 def plot(

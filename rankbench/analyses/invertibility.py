@@ -21,7 +21,8 @@ from rankbench.config.keys import ConfigError, key
 from rankbench.measures.attention_layer import attend, fresh_layer
 from rankbench.measures.lipschitz_of_networks import COVERED
 from rankbench.measures.rounding import FLOOR_SEQUENCES, MARGIN, RandomRounding
-from rankbench.model.network import AnySublayer, AttentionSublayer, Network, check_one_stream, run
+from rankbench.model.network import Network, check_one_stream, run
+from rankbench.model.sublayers import AnySublayer, AttentionSublayer
 from rankbench.plots.invertibility import draw_invertibility
 from rankbench.seeds import generator_for
 

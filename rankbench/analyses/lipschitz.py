@@ -24,7 +24,8 @@ from rankbench.measures import lipschitz_of_networks as of_networks
 from rankbench.measures.attention_layer import AttentionLayer, fresh_layer
 from rankbench.measures.jacobian_ascent import ascend, jacobian_norm, random_starts
 from rankbench.model.attention import visible_keys
-from rankbench.model.network import AnySublayer, Layer, MlpSublayer, Network, check_one_stream, run
+from rankbench.model.network import Layer, Network, check_one_stream, run
+from rankbench.model.sublayers import AnySublayer, MlpSublayer
 from rankbench.plots.lipschitz import draw_lipschitz
 from rankbench.progress import counted
 from rankbench.runs.tables import mean_of_seeds

@@ -36,7 +36,8 @@ from rankbench.progress import bar
 from rankbench.runs.files import write_json, write_text
 from rankbench.runs.machine import Machine, explaining_memory, git_state, source_digest
 from rankbench.runs.records import read_json
-from rankbench.runs.run import FORMAT, Run, config_text, find_run
+from rankbench.runs.run import Run, config_text, find_run
+from rankbench.runs.summary import FORMAT
 from rankbench.runs.tables import RUN_COLUMNS, read_table, with_who, write_table
 from rankbench.tasks import Task, build_task
 

@@ -17,8 +17,8 @@ def check(cfg: TrainConfig, words: Sequence[str] = ()) -> None:
     from rankbench.runs.machine import Machine
     from rankbench.runs.run import Run
     from rankbench.tasks import build_task
+    from rankbench.training.loop import check_scores
     from rankbench.training.memory import check_memory
-    from rankbench.training.seeds_side_by_side import check_scores
     from rankbench.training.writers import check_writers
 
     if (preset := preset_for("analyze", words)) is not None:
@@ -38,7 +38,8 @@ def run(config: DictConfig) -> float:
     """`rankbench train`. Returns the objective for a sweeper: by default the final test accuracy (regression: loss)."""
     from rankbench.analysing.runner import analyze_trained, draw_curves, drawn_line
     from rankbench.commands.finished_jobs import recipe, record, surroundings
-    from rankbench.runs.run import Run, objective_value
+    from rankbench.runs.run import Run
+    from rankbench.runs.summary import objective_value
     from rankbench.runs.tables import mean_of_seeds
     from rankbench.tasks import build_task
     from rankbench.training.loop import train

@@ -4,9 +4,12 @@ from typing import Any
 
 import pandas as pd
 
-from rankbench.judging.claim import (
-    NOT_JUDGED,
-    Claim,
+from rankbench.judging.claim import NOT_JUDGED, Claim
+from rankbench.judging.published import figures_published, published
+from rankbench.judging.registries import CLAIMS, PAPERS
+from rankbench.judging.replication import SECOND_SEED, beside_second
+from rankbench.judging.statement import OUTCOMES, by_paper, grouped, statement_line, statements_of, table_of, with_holm
+from rankbench.judging.verdict import (
     Facet,
     brought_up_to_date,
     is_of_another_test,
@@ -16,10 +19,6 @@ from rankbench.judging.claim import (
     verdict_line,
     verdicts_of,
 )
-from rankbench.judging.published import figures_published, published
-from rankbench.judging.registries import CLAIMS, PAPERS
-from rankbench.judging.replication import SECOND_SEED, beside_second
-from rankbench.judging.statement import OUTCOMES, by_paper, grouped, statement_line, statements_of, table_of, with_holm
 
 __all__ = [
     "CLAIMS",

@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 from typing import Any
 
-from rankbench.judging.claim import BROKEN, FAILED, HELD, PASSED, UNDECIDED, measured_text
+from rankbench.judging.claim import BROKEN, FAILED, HELD, PASSED, UNDECIDED
+from rankbench.judging.verdict import measured_text
 
 SECOND_SEED = 1000  # a run whose seeds begin here or later is the second run of its preset
 OPPOSITES = {HELD: FAILED, FAILED: HELD, PASSED: BROKEN, BROKEN: PASSED}

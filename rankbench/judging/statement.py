@@ -13,8 +13,9 @@ from typing import Any
 
 import pandas as pd
 
-from rankbench.judging.claim import BROKEN, FAILED, HELD, NOTHING, PASSED, UNDECIDED, published_text, verdict_line
+from rankbench.judging.claim import BROKEN, FAILED, HELD, NOTHING, PASSED, UNDECIDED
 from rankbench.judging.registries import paper_of
+from rankbench.judging.verdict import published_text, verdict_line
 from rankbench.runs.intervals import LEVEL, holm
 
 PARTLY = "partly held"

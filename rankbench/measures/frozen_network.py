@@ -16,8 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rankbench.measures.norms import frobenius_norm
-from rankbench.model.network import AnySublayer, AttentionSublayer, MlpStep, MlpSublayer, Network, run, weighted_sum
+from rankbench.model.network import MlpStep, Network, run
 from rankbench.model.norm import Norm
+from rankbench.model.sublayers import AnySublayer, AttentionSublayer, MlpSublayer, weighted_sum
 
 # The sweep's terms, in bytes: about what the second-level cache holds; the whole batch at once takes twice as long.
 SWEEP_BYTES = 3 << 19

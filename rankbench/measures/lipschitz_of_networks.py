@@ -21,8 +21,9 @@ from rankbench.measures.dong_theory import ACTIVATION_LIPSCHITZ
 from rankbench.measures.norms import frobenius_norm
 from rankbench.model.attention import Heads, visible_keys
 from rankbench.model.mlp import MLP
-from rankbench.model.network import AnySublayer, AttentionSublayer, MlpSublayer, Network
+from rankbench.model.network import Network
 from rankbench.model.norm import Norm
+from rankbench.model.sublayers import AnySublayer, AttentionSublayer, MlpSublayer
 from rankbench.model.weightings import COSINE_EPSILON
 
 COVERED = ("dot", "l2", "contractive_l2")  # kinds of attention that can be an AttentionLayer

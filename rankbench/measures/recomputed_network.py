@@ -11,8 +11,9 @@ from torch import Tensor
 
 from rankbench.config.keys import ConfigError
 from rankbench.model.attention import Heads
-from rankbench.model.network import AttentionSublayer, Network
+from rankbench.model.network import Network
 from rankbench.model.norm import plain_norm
+from rankbench.model.sublayers import AttentionSublayer
 
 
 def check_recomputed(network: Network, analysis: str) -> None:

@@ -27,8 +27,9 @@ from rankbench.measures.rounding import MARGIN, RandomRounding
 from rankbench.model.activations import ACTIVATIONS, GATES, TANH_CUBE, TANH_RATE
 from rankbench.model.attention import ATTENTION_ALONE, Heads
 from rankbench.model.mlp import MLP
-from rankbench.model.network import AnySublayer, AttentionSublayer, MlpSublayer, Network, check_one_stream
+from rankbench.model.network import Network, check_one_stream
 from rankbench.model.norm import Norm
+from rankbench.model.sublayers import AnySublayer, AttentionSublayer, MlpSublayer
 
 NORMS = ("layernorm", "rmsnorm")  # the kinds that are followed; likewise for attention
 ATTENTIONS = ("dot", "l2")

@@ -15,9 +15,10 @@ from rankbench.config.model import ModelConfig
 from rankbench.model.attention import Attention
 from rankbench.model.linear import Linear
 from rankbench.model.mlp import MLP
-from rankbench.model.network import AnySublayer, AttentionSublayer, MlpSublayer, Network, Streams, weighted_sum
+from rankbench.model.network import Network
 from rankbench.model.norm import Norm
 from rankbench.model.padding import Padded
+from rankbench.model.sublayers import AnySublayer, AttentionSublayer, MlpSublayer, Streams, weighted_sum
 
 ACTIVATION_LAYERS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU}
 SINKHORN_STEPS = 20  # as in Xie et al. 2025

@@ -7,7 +7,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from rankbench.plots.figure import FLOOR, below_rounding, grid_of, legend, line, spread, styled, title, whole_numbers
+from rankbench.plots.figure import grid_of, styled, title
+from rankbench.plots.marks import FLOOR, below_rounding, legend, line, spread, whole_numbers
 from rankbench.plots.style import GREY, INK
 from rankbench.runs.tables import mean_and_spread
 

@@ -4,9 +4,10 @@ import inspect
 import re
 from collections.abc import Callable
 
-from rankbench.plots.figure import FEW_SEEDS, Figure
+from rankbench.plots.figure import Figure
+from rankbench.plots.marks import FEW_SEEDS
 
-# Figures that show seeds, or their number, in another way than `figure.spread`
+# Figures that show seeds, or their number, in another way than `marks.spread`
 OTHERWISE = {
     "attention": "Points are heads, as means over {seeds}.",
     "curves": "{rule} The spread of times per token is over the intervals between evaluations.",
@@ -35,7 +36,7 @@ def caption_of(name: str, draw: Callable[..., Figure], num_seeds: int) -> str:
 
 
 def _rule(num_seeds: int, means: str) -> str:
-    """What `figure.spread` draws for this many seeds, and of which kind of means."""
+    """What `marks.spread` draws for this many seeds, and of which kind of means."""
     if num_seeds == 1:
         return "One seed, so no spread."
     how = "the seeds are drawn behind" if num_seeds <= FEW_SEEDS else "bands are the 95 % interval of the mean"

@@ -6,7 +6,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from rankbench.plots.figure import FLOOR, grid_of, in_words, legend, line, styled, title, whole_numbers
+from rankbench.plots.figure import grid_of, in_words, styled, title
+from rankbench.plots.marks import FLOOR, legend, line, whole_numbers
 from rankbench.plots.style import GREY, INK, colour_of
 from rankbench.runs.tables import mean_and_spread
 

@@ -7,7 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.gridspec import GridSpec
 
-from rankbench.plots.figure import LOWEST, PAGE, height_of_panels, place_legend
+from rankbench.plots.figure import LOWEST, PAGE, height_of_panels
+from rankbench.plots.marks import place_legend
 from rankbench.plots.style import STYLE, panel_size
 
 WIDTHS = {"single": 3.25, "double": 6.75}  # inches: a column, and both with the gap between them

@@ -5,7 +5,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from rankbench.plots.figure import empty_figure, legend, level, log_y, mean_line, spread, styled
+from rankbench.plots.figure import empty_figure, styled
+from rankbench.plots.marks import legend, level, log_y, mean_line, spread
 from rankbench.plots.names import choice_in_words
 from rankbench.plots.style import DASHES, GREY, colour_of, marker_of, panel_size
 from rankbench.runs.tables import mean_and_spread

@@ -7,7 +7,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from rankbench.plots.figure import empty_figure, legend, styled, title
+from rankbench.plots.figure import empty_figure, styled, title
+from rankbench.plots.marks import legend
 from rankbench.plots.names import in_a_paper
 from rankbench.plots.style import GREY, colour_of, panel_size
 from rankbench.plots.sweep import column_in_words

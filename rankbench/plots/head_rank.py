@@ -5,7 +5,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from rankbench.plots.figure import grid_of, legend, log_y, mean_line, published_marks, styled, tick, ticks, title
+from rankbench.plots.figure import grid_of, styled, title
+from rankbench.plots.marks import legend, log_y, mean_line, published_marks, tick, ticks
 from rankbench.plots.readings import in_steps
 from rankbench.plots.style import GREY, INK, colour_of, colour_of_depth, marker_of
 

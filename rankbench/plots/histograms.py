@@ -5,7 +5,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
-from rankbench.plots.figure import FEW_SEEDS, by_kind, empty_figure, inputs_in_words, legend, styled, title
+from rankbench.plots.figure import by_kind, empty_figure, inputs_in_words, styled, title
+from rankbench.plots.marks import FEW_SEEDS, legend
 from rankbench.plots.style import DASHES, colour_of, panel_size
 
 

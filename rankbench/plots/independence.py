@@ -9,7 +9,8 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
-from rankbench.plots.figure import FEW_SEEDS, empty_figure, facets_of, line, styled, whole_numbers
+from rankbench.plots.figure import empty_figure, facets_of, styled
+from rankbench.plots.marks import FEW_SEEDS, line, whole_numbers
 from rankbench.plots.names import in_a_paper
 from rankbench.plots.style import GREY, colour_of, marker_of, small
 from rankbench.runs.intervals import half_width
@@ -119,7 +120,7 @@ def _interference(axes: Axes, rows: pd.DataFrame, schemes: list[str]) -> None:
 
 
 def _single_paths(axes: Axes, rows: pd.DataFrame, schemes: list[str]) -> None:
-    """Draw each measure's mean absolute value over pairs of paths: mean over seeds, and seeds as in figure.spread."""
+    """Draw each measure's mean absolute value over pairs of paths: mean over seeds, and seeds as in marks.spread."""
     pairs = rows[rows.of == "paths"]
     for number, scheme in enumerate(schemes):
         of_scheme = pairs[pairs.scheme == scheme]

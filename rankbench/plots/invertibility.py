@@ -4,19 +4,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from rankbench.plots.figure import (
-    below_in,
-    below_rounding,
-    by_kind,
-    grid_of,
-    inputs_in_words,
-    legend,
-    published_marks,
-    spread,
-    styled,
-    title,
-    whole_numbers,
-)
+from rankbench.plots.figure import by_kind, grid_of, inputs_in_words, styled, title
+from rankbench.plots.marks import below_in, below_rounding, legend, published_marks, spread, whole_numbers
 from rankbench.plots.style import DASHES, colour_of, marker_of
 from rankbench.runs.tables import mean_and_spread
 

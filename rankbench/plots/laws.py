@@ -8,7 +8,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from rankbench.measures.law import CLAIMED, CONTROL, LAWS
-from rankbench.plots.figure import grid_of, legend, log_y, mean_line, styled, ticks, title
+from rankbench.plots.figure import grid_of, styled, title
+from rankbench.plots.marks import legend, log_y, mean_line, ticks
 from rankbench.plots.style import GREY, INK, colour_of, marker_of
 from rankbench.runs.tables import mean_and_spread
 

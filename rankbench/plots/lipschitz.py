@@ -6,18 +6,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, ScalarFormatter
 
-from rankbench.plots.figure import (
-    facets_of,
-    grid_of,
-    legend,
-    log_y,
-    mean_line,
-    published_marks,
-    spans_orders,
-    styled,
-    title,
-    whole_numbers,
-)
+from rankbench.plots.figure import facets_of, grid_of, styled, title
+from rankbench.plots.marks import legend, log_y, mean_line, published_marks, spans_orders, whole_numbers
 from rankbench.plots.names import choice_in_words
 from rankbench.plots.style import GREY, INK, colour_of
 

@@ -7,7 +7,8 @@ from matplotlib.figure import Figure
 
 from rankbench.measures.states import STATE_FLOORS
 from rankbench.plots.dynamics import AXES, draw_dynamics
-from rankbench.plots.figure import grid_of, legend, mean_line, spans_orders, styled, title
+from rankbench.plots.figure import grid_of, styled, title
+from rankbench.plots.marks import legend, mean_line, spans_orders
 from rankbench.plots.pages import one_facet
 from rankbench.plots.style import INK, colour_of_depth
 

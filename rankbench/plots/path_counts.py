@@ -3,7 +3,8 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
-from rankbench.plots.figure import grid_of, legend, spans_orders, styled, ticks, title
+from rankbench.plots.figure import grid_of, styled, title
+from rankbench.plots.marks import legend, spans_orders, ticks
 from rankbench.plots.style import colour_of, colours, dashes_of, marker_of
 
 RAREST = 1e-3  # lengths with a smaller share are not drawn

@@ -6,7 +6,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from rankbench.plots.figure import empty_figure, facets_of, line, styled, title
+from rankbench.plots.figure import empty_figure, facets_of, styled, title
+from rankbench.plots.marks import line
 from rankbench.plots.style import GREY, panel_size, small
 
 CELLS = 12  # largest side of a map whose numbers are written into the cells

@@ -3,7 +3,8 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
-from rankbench.plots.figure import grid_of, legend, level, line, published_marks, styled, title, whole_numbers
+from rankbench.plots.figure import grid_of, styled, title
+from rankbench.plots.marks import legend, level, line, published_marks, whole_numbers
 from rankbench.plots.style import GREY, INK
 
 

@@ -4,7 +4,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from rankbench.plots.figure import grid_of, legend, level, log_y, mean_line, styled, title
+from rankbench.plots.figure import grid_of, styled, title
+from rankbench.plots.marks import legend, level, log_y, mean_line
 from rankbench.plots.style import GREY, INK, colour_of, marker_of
 
 NAMES = {"greedy": "greedy", "norm": "largest first", "random": "random order"}

@@ -3,7 +3,8 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
-from rankbench.plots.figure import grid_of, legend, styled, ticks, title
+from rankbench.plots.figure import grid_of, styled, title
+from rankbench.plots.marks import legend, ticks
 from rankbench.plots.style import GREY, INK, colour_of, marker_of
 
 FORMULAS = {"equal_weights": "equal weights", "optimal_weights": "best weights", "majority_vote": "majority vote"}

@@ -5,7 +5,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from rankbench.plots.figure import floor, grid_of, in_words, legend, line, log_y, styled, title, whole_numbers
+from rankbench.plots.figure import grid_of, in_words, styled, title
+from rankbench.plots.marks import floor, legend, line, log_y, whole_numbers
 from rankbench.plots.style import INK
 from rankbench.runs.tables import last_of_layer
 

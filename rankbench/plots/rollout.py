@@ -6,7 +6,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from rankbench.plots.figure import FEW_SEEDS, grid_of, legend, styled, title
+from rankbench.plots.figure import grid_of, styled, title
+from rankbench.plots.marks import FEW_SEEDS, legend
 from rankbench.plots.style import DASHES, GREY, colour_of
 from rankbench.runs.tables import mean_and_spread
 

@@ -3,17 +3,8 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
-from rankbench.plots.figure import (
-    grid_of,
-    is_wide,
-    legend,
-    level,
-    line,
-    of_weights_in_words,
-    styled,
-    title,
-    whole_numbers,
-)
+from rankbench.plots.figure import grid_of, of_weights_in_words, styled, title
+from rankbench.plots.marks import is_wide, legend, level, line, whole_numbers
 from rankbench.plots.style import GREY, colour_of
 
 PANELS = {

@@ -4,7 +4,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from rankbench.plots.curves import against_layers
-from rankbench.plots.figure import empty_figure, legend, styled
+from rankbench.plots.figure import empty_figure, styled
+from rankbench.plots.marks import legend
 from rankbench.plots.style import panel_size
 
 

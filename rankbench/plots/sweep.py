@@ -8,19 +8,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from rankbench.plots.figure import (
-    FEW_SEEDS,
-    empty_figure,
-    height_of_panels,
-    is_wide,
-    legend,
-    spans_orders,
-    spread,
-    styled,
-    tick,
-    ticks,
-    title,
-)
+from rankbench.plots.figure import empty_figure, height_of_panels, styled, title
+from rankbench.plots.marks import FEW_SEEDS, is_wide, legend, spans_orders, spread, tick, ticks
 from rankbench.plots.names import in_a_paper, key_in_words
 from rankbench.plots.style import GREY, colour_of, dashes_of, marker_of, panel_size
 from rankbench.runs.tables import booleans_as_words, mean_and_spread, over_seeds

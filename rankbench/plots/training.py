@@ -3,7 +3,8 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
-from rankbench.plots.figure import grid_of, in_words, is_wide, legend, mean_line, styled, title, whole_numbers
+from rankbench.plots.figure import grid_of, in_words, styled, title
+from rankbench.plots.marks import is_wide, legend, mean_line, whole_numbers
 from rankbench.plots.style import colour_of, dashes_of
 
 

@@ -90,11 +90,9 @@ def gather(
     """Join the runs' tables, with a column for each varied key; then summarise, draw, judge, and write a page.
 
     sweep.csv: a row for each job and seed with its status and final numbers. summary.csv, .md and .tex: means over
-    seeds. differences.csv: their differences from those of a baseline. For each analysis, the jobs' tables are
-    concatenated. varied: None to find the keys in the runs' configs.
+    seeds. differences.csv: from a baseline (`baseline_in`). varied: None to find the keys in the runs' configs.
     statistic: mean | best, over seeds, for the figure of final numbers. column: single | double, the figures' width.
-    live: the status line of a page that is going to be rewritten, else empty. baseline: see `baseline_in`. Returns
-    lines for the reader.
+    live: the status line of a page that is going to be rewritten, else empty. Returns lines for the reader.
     """
     varying, follows = varying_keys(jobs)
     chosen = chosen or StudyKeys()
@@ -108,40 +106,21 @@ def gather(
     wheres = {value: words for value, rows in studied.items() if (words := rows_that_count(chosen, rows))}
     lines += [f"{value}: {words}" for value, words in wheres.items()]
     summary = summarise(seeds, keys, (value for value in studied if "." in value))
-    if len(summary):
-        write_table(summary, folder / "summary.csv")
-        write_text(folder / "summary.md", markdown(summary))
-        write_text(folder / "summary.tex", latex(for_print(summary, studied)))
-        lines.append(f"-> {folder / 'summary.csv'}, .md and .tex")
+    lines += _write_summary(summary, studied, folder)
     done = seeds[is_done(seeds)]
     axes = [key for key in keys if key in seeds and key not in OF_RUN]
-    measured = [name.removesuffix("_mean") for name in summary if name.endswith("_mean")] if axes else []
-    reference = baseline_in(baseline, (done if baseline is None else seeds)[axes])
-    compared = differences(done, axes, measured, reference)
-    in_words = sentences(compared, axes, reference)
-    if len(compared):
-        write_table(compared, folder / "differences.csv")
-        lines += [*printed(in_words), f"-> {folder / 'differences.csv'}"]
-    elif baseline is not None:
-        lines.append(f"report.baseline={baseline}: no finished seeds to compare it with")
+    compared, in_words = _differences(seeds, summary, axes, baseline)
+    lines += _write_differences(compared, in_words, baseline, folder)
     captions = draw_study(studied, done, keys, chosen, statistic, folder, column, final_value(done))
-    # only the figures of the study can have a column of a table as x, series or facet
-    elsewhere: dict[str, Any] = {place: None for place, key in chosen.places.items() if key not in keys}
-    chosen = replace(chosen, **elsewhere)
+    chosen = _of_all_figures(chosen, keys)
     captions |= draw_final(seeds, keys, chosen, statistic, folder, column)
-    for name, table in tables.items():
-        write_table(table, folder / f"{name}.csv")
     if len(compared):
         where = "; ".join(dict.fromkeys(wheres.values()))
         captions |= differences_drawn(read_table(folder / "differences.csv"), where, folder, column)
     configs = [config_of(job) for job in jobs]
-    requested = dict.fromkeys(claim for config in configs for claim in config.get("claims") or ())
-    claims = [name for name in requested if name in CLAIMS and CLAIMS[name].table in tables]
-    figure_published = _figure_published(configs)
+    claims, figure_published = _claims_of(configs, tables), _figure_published(configs)
     facets = [key for key in keys if key not in ("run", "seed")]
-    over_steps = {name: tables[name] for name in ("metrics", *OBSERVED) if name in FIGURES and name in tables}
-    captions |= draw_observed(over_steps, facets, chosen, folder, column)
-    captions |= draw_analyses(tables, facets, chosen, figure_published, folder, column)
+    captions |= _draw_tables(tables, facets, chosen, figure_published, folder, column)
     lines += [f"-> {folder / name}.png, .pdf and .svg" for name in captions]
     lines += judge_all(claims, tables, folder, facets)
     write_page(
@@ -159,6 +138,61 @@ def gather(
         live=live,
     )
     return [*lines, f"-> {folder / 'report.html'}"]
+
+
+def _write_summary(summary: pd.DataFrame, studied: dict[str, pd.DataFrame], folder: Path) -> list[str]:
+    if summary.empty:
+        return []
+    write_table(summary, folder / "summary.csv")
+    write_text(folder / "summary.md", markdown(summary))
+    write_text(folder / "summary.tex", latex(for_print(summary, studied)))
+    return [f"-> {folder / 'summary.csv'}, .md and .tex"]
+
+
+def _differences(
+    seeds: pd.DataFrame, summary: pd.DataFrame, axes: list[str], baseline: str | None
+) -> tuple[pd.DataFrame, list[str]]:
+    """The differences from the baseline, and what they say."""
+    done = seeds[is_done(seeds)]
+    measured = [name.removesuffix("_mean") for name in summary if name.endswith("_mean")] if axes else []
+    reference = baseline_in(baseline, (done if baseline is None else seeds)[axes])
+    compared = differences(done, axes, measured, reference)
+    return compared, sentences(compared, axes, reference)
+
+
+def _of_all_figures(chosen: StudyKeys, keys: list[str]) -> StudyKeys:
+    """What was chosen, without columns of tables as x, series or facet: only figures of the study can have them."""
+    elsewhere: dict[str, Any] = {place: None for place, key in chosen.places.items() if key not in keys}
+    return replace(chosen, **elsewhere)
+
+
+def _write_differences(compared: pd.DataFrame, in_words: list[str], baseline: str | None, folder: Path) -> list[str]:
+    if len(compared):
+        write_table(compared, folder / "differences.csv")
+        return [*printed(in_words), f"-> {folder / 'differences.csv'}"]
+    return [] if baseline is None else [f"report.baseline={baseline}: no finished seeds to compare it with"]
+
+
+def _draw_tables(
+    tables: dict[str, pd.DataFrame],
+    facets: list[str],
+    chosen: StudyKeys,
+    published: Any,
+    folder: Path,
+    column: str | None,
+) -> dict[str, str]:
+    """Write the joined tables, and draw those that have a figure; returns the figures' captions."""
+    for name, table in tables.items():
+        write_table(table, folder / f"{name}.csv")
+    over_steps = {name: tables[name] for name in ("metrics", *OBSERVED) if name in FIGURES and name in tables}
+    captions = draw_observed(over_steps, facets, chosen, folder, column)
+    return captions | draw_analyses(tables, facets, chosen, published, folder, column)
+
+
+def _claims_of(configs: list[dict[str, Any]], tables: dict[str, pd.DataFrame]) -> list[str]:
+    """The claims that the runs ask for, as far as there is a table for them."""
+    requested = dict.fromkeys(claim for config in configs for claim in config.get("claims") or ())
+    return [name for name in requested if name in CLAIMS and CLAIMS[name].table in tables]
 
 
 def _states_of(joined: Joined) -> Iterator[str]:

@@ -3,10 +3,8 @@
 import dataclasses
 import fcntl
 import logging
-import math
 import os
 import shutil
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ from rankbench.config.keys import ConfigError, closest, typed_config
 from rankbench.config.schema import BaseConfig, TrainConfig
 from rankbench.runs.files import OUTPUTS, by_time, naming, regular, sync, write_json, write_text
 from rankbench.runs.records import checksum, read_json, read_yaml
+from rankbench.runs.summary import read_summary
 from rankbench.runs.tables import RUN_COLUMNS, column_help, read_table
 
 if TYPE_CHECKING:
@@ -32,27 +31,16 @@ OBSERVED = ("observed_states", "observed_attention", "observed_weights", "observ
 WEIGHTS = "checkpoint.safetensors"
 PUT_BACK = "put back the file that was there, or train the run again in another folder"
 LONGEST_HEADER = 1 << 16  # bytes of a table's first line
-FORMAT = 1  # of a run's folder; a later rankbench that changes the format raises this number
 # Kinds of training step. plain: torch's operations one by one; torch.compile: a compiled forward pass; fused: one call
 # of compiled C++ for the whole step
 STEPS = ("plain", "torch.compile", "fused")
-STATUSES = ("finished", "diverged", "running", "failed")
 GROWING = ("metrics", "layers", *OBSERVED)  # tables that are written line by line during a training
-WORDS = (
-    *RUN_COLUMNS[:-1],
-    "split",
-    "sublayer",
-    "view",
-    "submodule",
-    "kind",
-    "parameter",
-    "dtype",
-)  # columns of these without numbers
+# columns of these without numbers
+WORDS = (*RUN_COLUMNS[:-1], *("split", "sublayer", "view", "submodule", "kind", "parameter", "dtype"))
 # Keys, and groups of them, that may differ between the command that began a run and the one that continues it: they
 # change none of its numbers
 FREE_KEYS: tuple[str, ...] = ("out", "plugins", "beyond_memory", "analysis", "claims", "published", "figures")
-FREE_KEYS += ("objective", "trainer.keep_state", "trainer.writers")
-FREE_KEYS += ("trainer.compile",)  # a run keeps its recorded step
+FREE_KEYS += ("objective", "trainer.keep_state", "trainer.writers", "trainer.compile")  # a run keeps its recorded step
 LATER_KEYS = ("objective", "plugins", "beyond_memory", "figures")  # older runs lack them; what they did is the default
 LENGTHS = ("trainer.steps", "trainer.epochs")  # a run can be given more of them
 TO_THE_END = ("linear", "cosine")  # schedules whose rates depend on the number of steps
@@ -77,24 +65,7 @@ class Run:
 
     def summary(self) -> dict[str, Any]:
         """Contents of summary.json; empty if there is none. ConfigError if they are not a run's summary."""
-        path = self.folder / "summary.json"
-        if not path.exists():
-            return {}
-        summary = read_json(path)
-        if summary.get("format", FORMAT) != FORMAT:
-            raise ConfigError(
-                f"{path}: format={summary['format']}: this rankbench reads format={FORMAT}; use the one that wrote it"
-            )
-        seeds, files = summary.setdefault("seeds", []), summary.get("files", {})
-        parts = {
-            "status": summary.get("status") in STATUSES,
-            "seeds": isinstance(seeds, list) and all(map(_is_a_seeds_row, seeds)),
-            "step": isinstance(summary.get("step", 0), int),
-            "files": isinstance(files, dict) and all(Path(name).name == name for name in files),
-        }
-        if wrong := [name for name, fits in parts.items() if not fits]:
-            raise ConfigError(f"{path}: not a run's summary: {wrong[0]} is damaged; put back the file that was there")
-        return summary
+        return read_summary(self.folder / "summary.json")
 
     def record_files(self, names: Iterable[str]) -> None:
         """Put the checksums of these files of the folder into summary.json."""
@@ -385,23 +356,6 @@ class Run:
         (self.folder / "training_state.safetensors").unlink(missing_ok=True)
 
 
-def objective_value(summary: dict[str, Any], objective: str) -> float:
-    """Number that a search compares: the mean over seeds of the objective, or the run's `train_seconds`.
-
-    A seed that diverged counts as the worst possible value, so the search continues and a setting gains nothing by
-    losing its worst seeds. ConfigError if the task has no accuracy or no validation set.
-    """
-    seeds = summary["seeds"]
-    diverged = any(seed["status"] == "diverged" for seed in seeds)
-    if objective == "train_seconds":
-        return math.inf if diverged else summary["seconds"]
-    worst = 0.0 if objective == "test_accuracy" else math.inf
-    values = [worst if seed["status"] == "diverged" else seed.get(objective) for seed in seeds]
-    if None in values:
-        raise ConfigError(f"objective={objective}: this task has none; allowed are test_loss, train_seconds")
-    return sum(values) / len(values)
-
-
 def find_run(text: str) -> Run:
     """The run given by `run=`: a folder, or `latest` for the newest under outputs/."""
     if text != "latest":
@@ -428,14 +382,6 @@ def _check_growing(table: pd.DataFrame, path: Path) -> None:
     numbers = table.columns.difference(WORDS, sort=False) if len(table) else ()
     if wrong := [name for name in numbers if not pd.api.types.is_numeric_dtype(table[name])]:
         raise ConfigError(f"{path}: {wrong[0]} has an entry that is no number; put back the file that was there")
-
-
-def _is_a_seeds_row(row: Any) -> bool:
-    """Whether these are a seed, its status and its final numbers."""
-    if not isinstance(row, dict) or not isinstance(row.get("status"), str) or not isinstance(row.get("seed"), int):
-        return False
-    numbers = [value for name, value in row.items() if name != "status" and value is not None]
-    return all(isinstance(x, float) or (isinstance(x, int) and abs(x) < sys.maxsize) for x in numbers)
 
 
 def _is_more(was: Any, now: Any) -> bool:

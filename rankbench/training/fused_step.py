@@ -20,8 +20,8 @@ from rankbench.config.schema import TrainConfig
 from rankbench.model.attention import visible_keys
 from rankbench.model.dropout import largest_kept_bits
 from rankbench.model.linear import LinearMap
-from rankbench.model.network import AnySublayer, MlpSublayer
 from rankbench.model.norm import Norm
+from rankbench.model.sublayers import AnySublayer, MlpSublayer
 from rankbench.model.transformer import Transformer, sinusoidal_positions
 from rankbench.runs.machine import Machine
 from rankbench.seeds import stream_of

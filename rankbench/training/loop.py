@@ -14,13 +14,16 @@ from rankbench.config.schema import TrainConfig
 from rankbench.progress import bar
 from rankbench.runs.files import WriteError, write_json
 from rankbench.runs.machine import Machine, explaining_memory
-from rankbench.runs.run import FORMAT, Run
+from rankbench.runs.run import Run
+from rankbench.runs.summary import FORMAT
 from rankbench.runs.tables import mean_of_seeds
 from rankbench.tasks import Task, build_task
+from rankbench.tasks.task import Corpus
 from rankbench.training.compiling import choose_step
 from rankbench.training.journal import Journal
 from rankbench.training.library import NoLibraryError
-from rankbench.training.seeds_side_by_side import NOT_A_STATE, Training
+from rankbench.training.seeds_side_by_side import Training
+from rankbench.training.state import NOT_A_STATE
 from rankbench.training.writers import writing
 
 log = logging.getLogger(__name__)
@@ -46,6 +49,24 @@ def train(cfg: TrainConfig, run: Run, command: list[str] | None = None) -> dict:
     machine.log_threads(cfg.threads)
     with run.locked(), explaining_memory(machine):
         return _train(cfg, run, machine, command)
+
+
+def check_scores(cfg: TrainConfig, task: Task) -> None:
+    """Raise ConfigError for an objective or a target accuracy that this task does not have."""
+    allowed = ["test_loss", "train_seconds"]
+    if isinstance(task, Corpus):
+        allowed = ["valid_loss", *allowed]
+    elif task.target_kind == "classes":
+        allowed = ["test_accuracy", *allowed]
+    if cfg.objective is not None and cfg.objective not in allowed:
+        raise ConfigError(
+            f"objective={cfg.objective}: task.name={task.name} does not measure it; allowed are {', '.join(allowed)}"
+        )
+    if cfg.trainer.target_accuracy is not None and task.target_kind == "numbers":
+        raise ConfigError(
+            f"trainer.target_accuracy={cfg.trainer.target_accuracy}: task.name={task.name} is a regression, "
+            "which has no accuracy; use null"
+        )
 
 
 def _train(cfg: TrainConfig, run: Run, machine: Machine, command: list[str] | None) -> dict:

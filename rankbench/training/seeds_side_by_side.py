@@ -6,16 +6,14 @@ Shapes: S seed (those still training), B batch, N token.
 import logging
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from rankbench.config.keys import ConfigError
 from rankbench.config.schema import TrainConfig
 from rankbench.measures.attention_matrices import ATTENTION_FLOORS, ATTENTION_METRICS
 from rankbench.measures.by_layer import metrics_by_layer, moments, on_cpu
@@ -26,7 +24,8 @@ from rankbench.model.dropout import dropout_masks
 from rankbench.model.initialise import maps_of_layers
 from rankbench.model.transformer import Transformer
 from rankbench.runs.machine import Machine
-from rankbench.runs.run import FORMAT, Run
+from rankbench.runs.run import Run
+from rankbench.runs.summary import FORMAT
 from rankbench.seeds import generator_for, state_of
 from rankbench.tasks import Batch, Corpus, Task
 from rankbench.tasks.task import Score, is_scored
@@ -35,92 +34,16 @@ from rankbench.training.data import data_of
 from rankbench.training.forward import per_seed, seeds_at_a_time
 from rankbench.training.fused_step import FusedStep
 from rankbench.training.optimizers import build_optimizer, cap_singular_values, learning_rate
+from rankbench.training.pieces import Piece, clipped, joined
+from rankbench.training.state import Progress, check_progress, check_shapes
 
 log = logging.getLogger(__name__)
 
 DYNAMICS = ["step", "seed", "layer", "sublayer", "head", *STATE_METRICS, *ATTENTION_METRICS]
 DYNAMICS += [*HEAD_METRICS, *LIPSCHITZ_METRICS, *STATE_FLOORS, *ATTENTION_FLOORS, "num_undefined"]
 METRICS = ["step", "seed", "split", "loss", "accuracy", "learning_rate", "seconds", "tokens_per_second"]
-NOT_A_STATE = (LookupError, TypeError, ValueError, AttributeError)  # errors of `Training.restore`
 # Sums over the steps since the last evaluation, by seed. finite: number of these steps until the loss is not finite.
 SUMS = ("loss", "accuracy", "tokens", "finite")
-
-
-def check_scores(cfg: TrainConfig, task: Task) -> None:
-    """Raise ConfigError for an objective or a target accuracy that this task does not have."""
-    allowed = ["test_loss", "train_seconds"]
-    if isinstance(task, Corpus):
-        allowed = ["valid_loss", *allowed]
-    elif task.target_kind == "classes":
-        allowed = ["test_accuracy", *allowed]
-    if cfg.objective is not None and cfg.objective not in allowed:
-        raise ConfigError(
-            f"objective={cfg.objective}: task.name={task.name} does not measure it; allowed are {', '.join(allowed)}"
-        )
-    if cfg.trainer.target_accuracy is not None and task.target_kind == "numbers":
-        raise ConfigError(
-            f"trainer.target_accuracy={cfg.trainer.target_accuracy}: task.name={task.name} is a regression, "
-            "which has no accuracy; use null"
-        )
-
-
-@dataclass
-class Progress:
-    """Progress of a run; a checkpoint holds it together with the weights and the optimiser's state."""
-
-    step: int = 0
-    seconds: float = 0.0
-    status: list[str] = field(default_factory=list)  # per seed: training | finished | reached | diverged
-    last_step: list[int] = field(default_factory=list)  # per seed
-    final: dict[int, dict[str, float]] = field(default_factory=dict)  # per seed: its numbers in summary.json
-    rows: dict[str, int] = field(default_factory=dict)  # number of rows in metrics.csv and layers.csv at the checkpoint
-    measured: bool = True  # whether this step's rows, if it has any, are among `rows`
-
-    @property
-    def training(self) -> list[int]:
-        """Indices of the seeds that are still training."""
-        return [index for index, status in enumerate(self.status) if status == "training"]
-
-
-def check_progress(progress: Progress, num_seeds: int, num_steps: int) -> None:
-    """Raise ValueError or TypeError if this cannot be the progress of num_seeds seeds over num_steps steps."""
-    if not set(progress.status) <= {"training", "finished", "reached", "diverged"}:
-        raise ValueError(f"status {progress.status}")
-    if len(progress.status) != num_seeds or [int(step) for step in progress.last_step] != progress.last_step:
-        raise ValueError(f"{len(progress.status)} seeds")
-    if not 0 <= progress.step <= num_steps or not math.isfinite(progress.seconds):
-        raise ValueError(f"step {progress.step} of {num_steps}")
-    for number in (*progress.rows.values(), *(value for final in progress.final.values() for value in final.values())):
-        float(number)  # raises for a text
-
-
-def check_shapes(tensors: dict[str, Tensor], shapes: dict[str, torch.Size | tuple[int, ...]]) -> None:
-    """Raise ValueError, naming the first tensor whose shape differs."""
-    for name, shape in shapes.items():
-        if tensors[name].shape != shape:
-            raise ValueError(f"{name} of shape {tuple(tensors[name].shape)}, not {tuple(shape)}")
-
-
-class Piece(NamedTuple):
-    """The seeds of one forward pass, and their weights by name: views of the parameters, for which gradients are taken.
-
-    The weights of a single seed are not stacked, which saves a small network a tenth of its step.
-    """
-
-    seeds: slice
-    weights: dict[str, Tensor]
-
-    @classmethod
-    def of(cls, parameters: dict[str, Tensor], seeds: slice) -> "Piece":
-        """Take the piece of these seeds from the stacked parameters."""
-        index = seeds.start if seeds.stop - seeds.start == 1 else seeds
-        # detached last: of a tensor that it sees to be a view, torch's compiler makes a graph for each place in memory
-        return cls(seeds, {name: weight[index].detach().requires_grad_() for name, weight in parameters.items()})
-
-    def stacked(self, gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Give the gradients of the piece's weights the leading axis of the stacked parameters, (S, ...)."""
-        is_single = self.seeds.stop - self.seeds.start == 1
-        return tuple(gradient[None] for gradient in gradients) if is_single else gradients
 
 
 class Training:
@@ -470,15 +393,3 @@ class Training:
             "seconds": round(progress.seconds, 3),
             "seeds": seeds,
         }
-
-
-def joined(scores: Iterable[Score]) -> Score:
-    """Join the scores of the pieces of a stack into those of the whole stack."""
-    return Score(*map(torch.cat, zip(*scores, strict=True)))
-
-
-def clipped(gradients: tuple[Tensor, ...], largest: float) -> tuple[Tensor, ...]:
-    """Scale stacked gradients down, seed by seed, to a Euclidean norm of at most `largest` over all parameters."""
-    norm_S = torch.stack([gradient.flatten(1).norm(dim=1) for gradient in gradients]).norm(dim=0)
-    factor_S = (largest / norm_S).clamp(max=1.0)
-    return tuple(gradient * factor_S.view(-1, *[1] * (gradient.ndim - 1)) for gradient in gradients)

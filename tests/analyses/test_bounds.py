@@ -20,7 +20,7 @@ from rankbench.config.schema import conf_dir
 from rankbench.model import initial_model
 from rankbench.model.network import without
 from rankbench.model.transformer import Transformer
-from rankbench.plots.figure import FLOOR
+from rankbench.plots.marks import FLOOR
 from rankbench.runs.tables import read_table, with_who, write_table
 
 VARIANTS = ["attention_only_no_norm", "no_mlp_no_norm", "no_skip_no_norm", "no_norm"]

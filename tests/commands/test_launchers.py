@@ -24,7 +24,7 @@ from rankbench.commands.messages import explain
 from rankbench.commands.resolvers import direction_of, jobs_at_once
 from rankbench.config.keys import ConfigError
 from rankbench.runs import machine
-from rankbench.runs.run import objective_value
+from rankbench.runs.summary import objective_value
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = [

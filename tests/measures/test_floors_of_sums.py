@@ -13,7 +13,7 @@ from rankbench.measures.frozen_network import FrozenNetwork, sums_by_length, sum
 from rankbench.measures.norms import composite_norm, frobenius_norm, residual_matrix
 from rankbench.measures.rounding import RandomRounding, floors_of_sums, side_by_side
 from rankbench.model import initial_model
-from rankbench.plots.figure import BELOW
+from rankbench.plots.marks import BELOW
 from rankbench.tasks import build_task
 
 SMALL = ["model.layers=3", "model.heads=2", "model.width=16", "task.length=6", "task.alphabet=5", "task.test_size=20"]

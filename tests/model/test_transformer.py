@@ -22,8 +22,9 @@ from rankbench.model.attention import FUSED_FROM_TOKENS, visible_keys
 from rankbench.model.dropout import dropout_masks
 from rankbench.model.initialise import initialise
 from rankbench.model.mlp import MLP
-from rankbench.model.network import MlpStep, MlpSublayer, run, weighted_sum, without
+from rankbench.model.network import MlpStep, run, without
 from rankbench.model.norm import NORM_EPSILON, Norm, plain_norm
+from rankbench.model.sublayers import MlpSublayer, weighted_sum
 from rankbench.model.transformer import Transformer, sinusoidal_positions
 
 # Float64 against another float64 route: a few hundred terms of order 1 in each of a few layers, eps = 2.2e-16.

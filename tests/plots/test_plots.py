@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 
 from rankbench import plots
 from rankbench.analyses import ANALYSES
-from rankbench.plots.figure import BELOW, FLOOR, empty_figure, spread
+from rankbench.plots.figure import empty_figure
+from rankbench.plots.marks import BELOW, FLOOR, spread
 from rankbench.plots.residual import AFTER_ALL
 from rankbench.runs.tables import mean_and_spread, read_table, write_table
 

@@ -48,7 +48,8 @@ from rankbench.training.compiling import choose_step, compiled
 from rankbench.training.forward import STATES_AT_A_TIME, seeds_at_a_time
 from rankbench.training.journal import StepsFile
 from rankbench.training.loop import Interrupted, train
-from rankbench.training.seeds_side_by_side import METRICS, Training, clipped
+from rankbench.training.pieces import clipped
+from rankbench.training.seeds_side_by_side import METRICS, Training
 
 TINY = [
     "model.layers=1",

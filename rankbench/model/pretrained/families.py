@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from rankbench.config.keys import ConfigError
 from rankbench.model.kinds import NO_KINDS, Kinds
 from rankbench.model.linear import LinearMap, ReadOut
-from rankbench.model.network import AnySublayer, AttentionSublayer, MlpSublayer, Network
+from rankbench.model.network import Network
 from rankbench.model.pretrained.parts import (
     BiasedAttention,
     GatedMlp,
@@ -30,6 +30,7 @@ from rankbench.model.pretrained.parts import (
     RotaryAttention,
     Transposed,
 )
+from rankbench.model.sublayers import AnySublayer, AttentionSublayer, MlpSublayer
 
 
 class CheckpointParts(NamedTuple):

@@ -1,6 +1,7 @@
 """Dong et al. 2021: pure attention loses rank; paths, and what skips, MLPs and norms do."""
 
 from rankbench.papers.dong_2021.collapse import COLLAPSE
+from rankbench.papers.dong_2021.layernorm import NORMS
 from rankbench.papers.dong_2021.paths import PATHS
 from rankbench.papers.dong_2021.remarks import REMARKS
 
@@ -9,4 +10,4 @@ __all__ = ["CLAIMS", "PAPERS"]
 PAPERS = {
     "Dong et al. 2021": "Attention is not all you need: pure attention loses rank doubly exponentially with depth"
 }
-CLAIMS = PATHS | COLLAPSE | REMARKS
+CLAIMS = PATHS | COLLAPSE | NORMS | REMARKS

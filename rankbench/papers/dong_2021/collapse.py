@@ -15,7 +15,6 @@ from rankbench.judging.residual_left import (
     keeps,
     layers_ahead,
     log10_kept,
-    log10_left,
     of_variant,
     share,
 )
@@ -30,7 +29,6 @@ JUST_ABOVE = 1.1  # factor by which controls move a number to the other side of 
 SMALLEST_SHARE = 1e-4
 RATE = "Dong et al. 2021, Theorem 2.3"
 FIG2 = "Dong et al. 2021, sec. 4.1 and Fig. 2"
-LAYERNORM = "Dong et al. 2021, sec. 3.3"
 
 # Measures: one seed's rows -> a number
 
@@ -101,10 +99,6 @@ def _largest_change_of_residual(rows: pd.DataFrame) -> float:
     return (states.residual / start - 1).abs().max()
 
 
-def _shift_by_norms(rows: pd.DataFrame) -> float:
-    return layers_ahead(log10_left(rows, "attention_only"), log10_left(rows, "attention_only_no_norm"))
-
-
 def _least_kept_in_training(rows: pd.DataFrame) -> float:
     """Smallest share over the steps that the network with skips keeps."""
     with_skips = rows_at(rows, "model", "transformer")
@@ -121,11 +115,6 @@ def _differ(rows: pd.DataFrame, variant: str = "full", other: str = "no_skip") -
     """Whether two variants differ: by default, whether there are skips."""
     first, second = (rows[rows.variant == name].log10_residual.to_numpy() for name in (variant, other))
     return len(first) == len(second) > 0 and (first != second).any()
-
-
-def _collapses_without_norms(rows: pd.DataFrame) -> bool:
-    last = rows[(rows.variant == "attention_only_no_norm") & (rows.layer == rows.layer.max())]
-    return bool((10.0**last.log10_relative_residual).mean() < VANISHED)
 
 
 def _nowhere_contractive(rows: pd.DataFrame) -> bool:
@@ -158,7 +147,7 @@ def _as(**variants: str) -> Control:
     return Control(", ".join(f"{new} in place of {old}" for old, new in variants.items()), falsify)
 
 
-def _ahead(column: str, value: str, of: str) -> Control:
+def ahead(column: str, value: str, of: str) -> Control:
     """Control in which a collapse is log3 3.3 = 1.09 layers ahead of the measured one, and otherwise the same."""
 
     def falsify(rows: pd.DataFrame) -> pd.DataFrame:
@@ -179,16 +168,8 @@ def _with_skips(rows: pd.DataFrame) -> pd.DataFrame:
     return WITH_SKIPS.falsify(rows) if _differ(rows) else rows.assign(share_collapsed=ALL_BUT_FEW - 0.01)
 
 
-def _a_tenth_of_it(rows: pd.DataFrame) -> pd.DataFrame:
-    without = rows[rows.variant == "attention_only_no_norm"]
-    with_norms = without.assign(log10_relative_residual=without.log10_relative_residual - 1.1)
-    return pd.concat([without, with_norms.assign(variant="attention_only")])
-
-
 # A claim on the table `collapse`, judged separately for trained and initialised weights, whether learned or not
-_collapse = partial(Claim, table="collapse", by=("weights",), why_untrained=None)
-# The same on what LayerNorm changes where attention alone collapses without it
-_layernorm = partial(_collapse, source=LAYERNORM, applies=_collapses_without_norms)
+claim_on_collapse = partial(Claim, table="collapse", by=("weights",), why_untrained=None)
 
 
 def _bound_holds(bound: str, statement: str, source: str) -> Claim:
@@ -228,7 +209,7 @@ COLLAPSE: dict[str, Claim] = {
         since="2026-11-26",
         control=Control.beyond("an accuracy of .94 in every seed", whole_accuracy=0.94),
     ),
-    "dong_fig2_collapses": _collapse(
+    "dong_fig2_collapses": claim_on_collapse(
         statement="Without skips, with MLPs or without, less than a tenth of the embedding's relative residual is left "
         "after the last layer of all sequences but a few (share of the sequences, the smaller of the two; above .95, "
         "threshold: ours).",
@@ -239,7 +220,7 @@ COLLAPSE: dict[str, Claim] = {
         since="2026-11-26",
         control=Control(f"{WITH_SKIPS.statement}; .94 of the sequences where the network has no skips", _with_skips),
     ),
-    "dong_fig2_skips": _collapse(
+    "dong_fig2_skips": claim_on_collapse(
         statement="With skips, with MLPs or without, more than a tenth of the embedding's relative residual is left "
         "after the last layer of all sequences but a few (share of the sequences, the smaller of the two; above .95, "
         "threshold: ours).",
@@ -251,16 +232,16 @@ COLLAPSE: dict[str, Claim] = {
         applies=_differ,
         control=WITHOUT_SKIPS,
     ),
-    "dong_fig2_mlps_do_not_help": _collapse(
+    "dong_fig2_mlps_do_not_help": claim_on_collapse(
         statement="Once the skips of a Transformer are removed its MLPs do not seem to help: they delay the collapse "
         "by less than one layer (log3 of the ratio of the logarithms of what is left, without MLPs over with them).",
         source="Dong et al. 2021, sec. 4.1",
         measure=lambda rows: layers_ahead(log10_kept(rows, "attention_only"), log10_kept(rows, "no_skip")),
         claimed=below(1.0),
         applies=lambda rows: _differ(rows) and _differ(rows, "no_skip", "attention_only"),
-        control=_ahead("variant", "attention_only", of="no_skip"),
+        control=ahead("variant", "attention_only", of="no_skip"),
     ),
-    "dong_fig2_retrained_slower": _collapse(
+    "dong_fig2_retrained_slower": claim_on_collapse(
         statement="A network with MLPs that is trained without skips collapses more slowly than one whose skips are "
         "removed after training (decades of the relative residual by which more is left after the last layer).",
         source="Dong et al. 2021, sec. 4.1, expected there",
@@ -285,9 +266,9 @@ COLLAPSE: dict[str, Claim] = {
         by=("variant",),
         applies=lambda rows: rows.variant.isin(["no_skip", "attention_only"]).all(),
         why_untrained=_why_untrained,
-        control=_ahead("weights", "trained", of="initialised"),
+        control=ahead("weights", "trained", of="initialised"),
     ),
-    "dong_thm_rate_cubic": _collapse(
+    "dong_thm_rate_cubic": claim_on_collapse(
         statement="Attention alone cubes the residual: each of the later half of the layers triples its logarithm "
         "(growth exponent less 3, of the layer that is farthest from it; threshold: ours, .1 to either side).",
         source=RATE,
@@ -296,7 +277,7 @@ COLLAPSE: dict[str, Claim] = {
         since="2026-11-26",
         control=_as(attention_only_no_norm="no_mlp"),
     ),
-    "dong_thm_rate_few_layers": _collapse(
+    "dong_thm_rate_few_layers": claim_on_collapse(
         statement="For a decline of three orders of magnitude the residual of attention alone takes just two or three "
         "layers, not a dozen (number of layers).",
         source="Dong et al. 2021, sec. 2.2",
@@ -305,7 +286,7 @@ COLLAPSE: dict[str, Claim] = {
         sourced=True,
         control=Control.beyond("a residual that each layer halves", log10_residual=f"1.0 - {math.log10(2)} * layer"),
     ),
-    "dong_thm_rate_bound": _collapse(
+    "dong_thm_rate_bound": claim_on_collapse(
         statement="The residual of attention alone stays below the theorem's bound, in every layer from the first on "
         "that the bound says contracts (log10 of residual over bound, the largest).",
         source=RATE,
@@ -317,7 +298,7 @@ COLLAPSE: dict[str, Claim] = {
             log10_residual=lambda rows: rows.log10_residual - _above_bound(rows) + 0.01,
         ),
     ),
-    "dong_thm_rate_mlp_cubic": _collapse(
+    "dong_thm_rate_mlp_cubic": claim_on_collapse(
         statement="With MLPs and without skips the decay is still cubic in each of the later half of the layers "
         "(growth exponent less 3, of the layer that is farthest from it; threshold: ours, .1 to either side).",
         source="Dong et al. 2021, Corollary 3.2",
@@ -326,7 +307,7 @@ COLLAPSE: dict[str, Claim] = {
         since="2026-11-26",
         control=Control.beyond("growth exponents of 2.89 in every layer", growth_exponent=3 - JUST_ABOVE * 0.1),
     ),
-    "dong_thm_rate_mlp_slows": _collapse(
+    "dong_thm_rate_mlp_slows": claim_on_collapse(
         statement="The larger the Lipschitz constant of the MLPs (here their weights are mlp_gain times as large), the "
         "more residual is left without skips (Kendall's rank correlation of mlp_gain and the residual of the last "
         "layer; above .5, three pairs in four in this order, threshold: ours; changes of less than a tenth count as "
@@ -334,7 +315,7 @@ COLLAPSE: dict[str, Claim] = {
         source="Dong et al. 2021, sec. 3.2",
         **in_order("model.mlp_gain", +1, lambda rows: of_variant(rows, "no_skip").log10_residual.iloc[-1]),
     ),
-    "dong_thm_rate_skips": _collapse(
+    "dong_thm_rate_skips": claim_on_collapse(
         statement="Skips prevent the collapse: more than a tenth of the embedding's relative residual is left after "
         "the last layer of attention and skips (the share that is left).",
         source="Dong et al. 2021, sec. 3.1",
@@ -388,33 +369,6 @@ COLLAPSE: dict[str, Claim] = {
             of="layer == layer.max()",
             residual="residual * (1 + 1e-11)",
         ),
-    ),
-    "dong_layernorm_collapses": _layernorm(
-        statement="LayerNorm does not mitigate the collapse: where attention alone collapses without it, less than a "
-        "thousandth of the last layer's tokens is residual with it, too (relative residual).",
-        measure=lambda rows: share(log10_left(rows, "attention_only")),
-        claimed=below(VANISHED),
-        scale="positive",
-        control=Control.beyond(
-            "a relative residual of 0.0011 after every layer",
-            log10_relative_residual=f"{math.log10(JUST_ABOVE * VANISHED)} * (layer > 0)",
-        ),
-    ),
-    "dong_layernorm_plays_no_role": _layernorm(
-        statement="LayerNorm plays no role: where attention alone collapses without it, it shifts the collapse by less "
-        "than one layer to either side (log3 of the ratio of the logarithms of the relative residual, with over "
-        "without).",
-        measure=_shift_by_norms,
-        claimed=within(1.0),
-        control=_ahead("variant", "attention_only", of="attention_only_no_norm"),
-    ),
-    "dong_layernorm_leaves_as_much": _layernorm(
-        statement="LayerNorm leaves as much: where attention alone collapses without it, the relative residual of the "
-        "last layer is the same with it but for a factor of ten to either side (difference in decades; "
-        "threshold: ours).",
-        measure=lambda rows: log10_left(rows, "attention_only") - log10_left(rows, "attention_only_no_norm"),
-        claimed=within(1.0),
-        control=Control("with LayerNorm 1.1 decades less is left than without", _a_tenth_of_it),
     ),
     "knob_dynamics": keeps(
         statement="With skips more than a tenth of the embedding's relative residual is left at every moment of "

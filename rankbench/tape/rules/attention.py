@@ -138,15 +138,9 @@ def _multi_head(seen: Seen) -> list[Tag] | None:
     refused = ("bias_k", "bias_v", "static_k", "static_v")
     if any(at[name] is not None for name in refused) or at["add_zero_attn"]:
         return None
-    query, key, value = at["query"], at["key"], at["value"]
-    if seen.recorder.keeps_tape:  # states, which a layer may change in place afterwards
-        query, key, value = (x if seen.tag(x).kind == Kind.WEIGHT else x.clone() for x in (query, key, value))
-    if query.ndim == 2:
-        query, key, value = (x[:, None] for x in (query, key, value))
+    query, key, value = _kept(seen, at["query"], at["key"], at["value"])
     heads, width = at["num_heads"], query.shape[-1]
-    separate = [at[f"{name}_proj_weight"] for name in "qkv"]
-    maps = separate if at["use_separate_proj_weight"] else at["in_proj_weight"].chunk(3)
-    biases: Sequence[Any] = [None] * 3 if at["in_proj_bias"] is None else at["in_proj_bias"].chunk(3)
+    maps, biases = _maps_of(at)
 
     def by_head(x_NBD: Tensor) -> Tensor:  # (B, H, N, K)
         return x_NBD.unflatten(-1, (heads, -1)).permute(1, 2, 0, 3)
@@ -195,6 +189,20 @@ def _multi_head(seen: Seen) -> list[Tag] | None:
     if mixed is not None:
         seen.recorder.attended(mixed, node, seen)
     return [Tag(Kind.ACTIVATION, node=node), average]
+
+
+def _kept(seen: Seen, *states: Any) -> list[Any]:
+    """The arguments (N, B, D) as they are now: a layer may change its states in place afterwards."""
+    if seen.recorder.keeps_tape:
+        states = tuple(x if seen.tag(x).kind == Kind.WEIGHT else x.clone() for x in states)
+    return [x[:, None] for x in states] if states[0].ndim == 2 else list(states)
+
+
+def _maps_of(at: dict[str, Any]) -> tuple[Sequence[Tensor], Sequence[Any]]:
+    """The weights and biases of queries, keys and values."""
+    separate = [at[f"{name}_proj_weight"] for name in "qkv"]
+    maps = separate if at["use_separate_proj_weight"] else at["in_proj_weight"].chunk(3)
+    return maps, [None] * 3 if at["in_proj_bias"] is None else at["in_proj_bias"].chunk(3)
 
 
 def _additive_mask(mask: Tensor | None, padding: Tensor | None, heads: int, query: Tensor) -> Tensor | None:
