@@ -28,6 +28,8 @@ from rankbench.papers.karagodin_2025 import norm_placement
 from rankbench.papers.kim_2021 import power_iteration, score_biases
 from rankbench.papers.nait_saada_2025 import spectral_gap
 from rankbench.papers.noci_2022 import residual_scale
+from rankbench.papers.own import path_lengths
+from rankbench.papers.queipo_2025 import massive_token
 from rankbench.papers.sun_2025 import depth_curse
 from rankbench.papers.wu_2024 import layernorm_rank
 from rankbench.papers.wu_2025 import position_bias
@@ -53,6 +55,8 @@ SMALL = {
     "long_context_gradient": {"tokens": 40, "width": 1024, "samples": 2},
     "layernorm_rank": {"tokens": 4, "layers": 100},
     "position_bias": {"tokens": 6, "layers": 5, "width": 32, "samples": 16},
+    "path_lengths": {"tokens": 16, "layers": 8, "width": 128},
+    "massive_token": {"tokens": 32, "width": 64},
     "power_iteration": {"width": 400, "samples": 1},
     "score_biases": {"tokens": 5},
 }
@@ -149,6 +153,35 @@ def test_power_iteration_is_at_most_the_norm_and_takes_the_mean_of_catalan_numbe
         catalan = [math.comb(2 * j, j) / (j + 1) for j in (2 * k, 2 * k + 1)]
         assert power_iteration.share_of_norm(k) == pytest.approx(math.sqrt(catalan[1] / catalan[0]) / 2, rel=1e-12)
     assert (estimates < s_D[0]).all() and (estimates.diff() > 0).all()
+
+
+def test_shares_of_path_lengths_count_the_cycles_of_permutations():
+    layers = 4
+    cycles = [0] * (layers + 2)
+    for permutation in itertools.permutations(range(layers + 1)):
+        unseen, number = set(range(layers + 1)), 0
+        while unseen:
+            at, number = unseen.pop(), number + 1
+            while (at := permutation[at]) in unseen:
+                unseen.remove(at)
+        cycles[number] += 1
+    wanted = [count / math.factorial(layers + 1) for count in cycles[1:]]
+    assert path_lengths.shares(layers) == pytest.approx(wanted, rel=1e-15)
+    mean = sum(length * share for length, share in enumerate(path_lengths.shares(1000)))
+    assert mean == pytest.approx(math.log(1001) + np.euler_gamma - 1, abs=1e-3)  # 1 for each factor e of depth
+
+
+def test_no_stable_rank_is_above_the_bound_of_its_massive_token():
+    x_ND = torch.randn(20, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for factor in (1.0, 3.0, 10.0):
+        states = x_ND * torch.tensor([factor] + 19 * [1.0], dtype=torch.float64)[:, None]
+        squares = states.square().sum(1)
+        massive, rest = squares[0], squares[1:].sum()
+        cosines = torch.nn.functional.cosine_similarity(states[1:], states[:1])
+        alpha = (squares[1:] * cosines.square()).sum() / rest
+        stable = squares.sum() / torch.linalg.matrix_norm(states, 2) ** 2
+        assert stable <= (massive + rest) / (massive + alpha * rest)
+    assert massive_token.bound(8, 64, 64) == pytest.approx((64 + 63) / (64 + 63 / 64), rel=1e-15)
 
 
 def test_cosines_are_a_half_at_the_times_computed_apart():

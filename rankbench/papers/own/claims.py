@@ -7,6 +7,7 @@ import pandas as pd
 
 from rankbench.judging.claim import Claim, Control, NotMeasurable, above, below, has_row
 from rankbench.judging.lipschitz import LOWER, bound_holds, of_layers
+from rankbench.judging.of_laws import agrees
 from rankbench.judging.residual_left import left_at
 from rankbench.judging.sweeps import TENTH_MORE
 
@@ -69,5 +70,15 @@ CLAIMS: dict[str, Claim] = {
         source="rankbench, knob_exclusive: not a claim of Zhai 2026",
         table="residual",
         exists=False,
+    ),
+    # the line: the first layers' squared norms err at random by sqrt(2/128), an eighth of themselves; twice that of the
+    # largest share, a fifth
+    "law_path_lengths": agrees(
+        law="path_lengths",
+        line=0.05,
+        statement="The squared norms of a fresh pre-norm network's sums of paths are by length as Stirling numbers of "
+        "the first kind: the mean length grows as the logarithm of depth",
+        source="rankbench, from the variance of fresh networks in Sun et al. 2025",
+        control="norms behind the branches in place of before them",
     ),
 }
