@@ -265,7 +265,8 @@ def _save_checkpoints(folder: Path) -> None:
     transformers.GPT2LMHeadModel(gpt2).save_pretrained(folder / "gpt2")
 
 
-KINDS = [*[_module] * 3, _plug_in, _file_of_inputs, _checkpoint]
+KINDS = {"modules": _module, "plug-ins": _plug_in, "inputs": _file_of_inputs, "checkpoints": _checkpoint}
+TURNS = [*["modules"] * 3, "plug-ins", "inputs", "checkpoints"]
 
 
 def _wrong(result: Result, must_fail: bool) -> str | None:
@@ -281,13 +282,14 @@ def _wrong(result: Result, must_fail: bool) -> str | None:
 
 def cases(numbers: random.Random, size: int, folder: Path) -> Generator[str | None, None, str]:
     """Measure something of a user's."""
-    ended, at, dtype = Counter(), folder / "case", torch.get_default_dtype()
-    for _ in range(size):
+    ended, kinds, at, dtype = Counter(), Counter(), folder / "case", torch.get_default_dtype()
+    for number in range(size):
+        kinds[kind := TURNS[number % len(TURNS)]] += 1
         at.mkdir()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sys, "path", [*sys.path])
             patch.setenv("HF_HUB_OFFLINE", "1")
-            what, words, must_fail = numbers.choice(KINDS)(numbers, at)
+            what, words, must_fail = KINDS[kind](numbers, at)
             result = called("analyze", *words, "out=out", at=at, seconds=SECONDS)
         torch.set_default_dtype(dtype)
         for held in (plugins.FOUND, ANALYSES):
@@ -298,7 +300,7 @@ def cases(numbers: random.Random, size: int, folder: Path) -> Generator[str | No
         line = "executed a file's content" if list(folder.rglob("canary")) else _wrong(result, must_fail)
         shutil.rmtree(at)
         yield None if line is None else f"{what}: {line}"
-    return ", ".join(f"{count} {how}" for how, count in ended.most_common())
+    return "; ".join(", ".join(f"{count} {what}" for what, count in counts.items()) for counts in (kinds, ended))
 
 
 CAMPAIGN = Campaign(
