@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import torch
 import yaml
+from command_line import refused
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -177,7 +178,8 @@ def test_damaged_weights_of_a_finished_run_are_written_again_from_its_state(cfg,
     with pytest.raises(ConfigError) as error:
         subjects_of_run(Run(path.parent), Machine.prepare(compose("analyze")))
     what = "missing, though" if damage == "gone" else "changed since"
-    one_line(error, f"{path}: {what} the training ended; put back the file that was there, or ")
+    line = one_line(error, f"{path}: {what} the training ended; put back the file that was there, or ")
+    assert line in refused("analyze", f"run={path.parent}", "analysis=[residual]", "out=out", at=tmp_path)
     train(cfg, Run(path.parent))
     assert path.read_bytes() == whole
 

@@ -80,8 +80,8 @@ def _check_seeds(cfg: AnalyzeConfig) -> None:
     if cfg.run is None:
         return
     run = find_run(cfg.run)
-    if not (weights := run.folder / "checkpoint.safetensors").exists():
-        raise ConfigError(f"{weights}: missing; the run there has not reached its first checkpoint")
+    if not (run.folder / "checkpoint.safetensors").exists():
+        run.weights()  # says why there are none
     first, last = run.config.seed, run.config.seed + run.config.replicas - 1
     if any(not first <= seed <= last for seed in cfg.seeds or ()):
         raise ConfigError(f"seeds={cfg.seeds}: the seeds of {run.folder} are {first} to {last}")
