@@ -95,8 +95,9 @@ def _interrupted_by_signals() -> Iterator[None]:
     try:
         yield
     finally:
-        for kind, handler in before.items():
-            signal.signal(kind, handler)
+        if last < 0:  # after a signal the process ends, and a second one must not change its exit code
+            for kind, handler in before.items():
+                signal.signal(kind, handler)
 
 
 def _dispatch(words: list[str]) -> None:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import ClassVar
@@ -159,6 +160,20 @@ def test_a_signal_ends_a_command_as_an_interrupt_does(kind, module, name, words,
         assert process.wait() == 130
     assert process.last_line == f"rankbench {words[0]}: {line}"
     assert "Traceback" not in process.errors.read_text()
+
+
+def test_a_second_signal_changes_no_exit_code(tmp_path, monkeypatch):
+    monkeypatch.setattr(cli, "_dispatch", lambda _: os.kill(os.getpid(), signal.SIGHUP))
+
+    def call():
+        try:
+            cli.main()
+        finally:
+            with suppress(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGHUP)
+
+    with fork(call, at=tmp_path, errors=tmp_path / "errors.txt") as process:
+        assert process.wait() == 130
 
 
 # --- a user's own code -----------------------------------------------------------------------------------------------
