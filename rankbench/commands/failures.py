@@ -67,23 +67,15 @@ def refusal_of(error: BaseException) -> ConfigError | None:
         return ConfigError(f"{error}; check inputs and weights")
     if isinstance(error, MemoryError | RuntimeError) and (reason := _out_of_memory(error)) is not None:
         return ConfigError(reason)
-    if frames := _frames_of_user(error):
+    from rankbench.config.plugins import frames_of_user
+
+    if frames := frames_of_user(error):
         what = ": ".join(filter(None, [type(error).__name__, " ".join(str(error).split())]))
         place = f"{frames[-1].filename}, line {frames[-1].lineno}"
         refusal = ConfigError(f"{place}: your own code raised {what}; HYDRA_FULL_ERROR=1 shows all that led there")
         refusal.frames = "".join(traceback.format_list(frames))
         return refusal
     return ConfigError(_line_of_disk(error)) if isinstance(error, OSError) else None
-
-
-def _frames_of_user(error: BaseException) -> list[traceback.FrameSummary]:
-    """The frames of code that the user named, outermost first."""
-    from rankbench.config import plugins
-
-    frames = traceback.extract_tb(error.__traceback__)
-    if isinstance(error, SyntaxError) and error.filename is not None:
-        frames.append(traceback.FrameSummary(error.filename, error.lineno, "<module>", line=error.text))
-    return [frame for frame in frames if plugins.is_of_user(frame.filename)]
 
 
 def _out_of_memory(error: MemoryError | RuntimeError) -> str | None:

@@ -9,6 +9,7 @@ import functools
 import hashlib
 import os
 import sys
+import traceback
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from importlib import import_module
 from importlib.util import find_spec
@@ -154,8 +155,11 @@ def load(registries: Mapping[str, tuple[MutableMapping[str, Any], type]]) -> Non
         try:
             module = import_module(name)
         except (Exception, SystemExit) as error:
+            name_file(plugin.file)
             reason = f"{type(error).__name__}: {error}"
-            raise ConfigError(f"{plugin.asked}: cannot be imported ({reason}); fix it, or leave it out") from None
+            refusal = ConfigError(f"{plugin.asked}: cannot be imported ({reason}); fix it, or leave it out")
+            refusal.frames = "".join(traceback.format_list(frames_of_user(error)))
+            raise refusal from None
         brought = [(ours, _brought(module, plugin.asked, kind, *ours)) for kind, ours in registries.items()]
         files = plugin.conf is not None or plugin.file.with_name(PUBLISHED).exists()
         if not files and not any(theirs for _, theirs in brought):
@@ -179,7 +183,7 @@ def _brought(module: ModuleType, asked: str, kind: str, ours: Mapping[str, Any],
     return theirs
 
 
-def name(file: Path) -> None:
+def name_file(file: Path) -> None:
     """Note a file of the user's own code that is no plug-in."""
     if not LIBRARIES & set(file.resolve().parts):
         MODULES.add(file.resolve())
@@ -194,6 +198,14 @@ def is_of_user(file: str) -> bool:
     named = {plugin.file.resolve() for plugin in FOUND.values()} | MODULES
     packages = [file.parent for file in named if not is_library or file.stem == "__init__"]
     return path in named or any(map(path.is_relative_to, packages))
+
+
+def frames_of_user(error: BaseException) -> list[traceback.FrameSummary]:
+    """The frames of code that the user named, outermost first."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        frames.append(traceback.FrameSummary(error.filename, error.lineno, "<module>", line=error.text))
+    return [frame for frame in frames if is_of_user(frame.filename)]
 
 
 def waiting() -> bool:

@@ -237,7 +237,7 @@ def _import(source: str, spec: str) -> ModuleType:
         sys.path.insert(0, os.getcwd())
         try:
             if (found := PathFinder.find_spec(source.partition(".")[0])) is not None and found.origin is not None:
-                plugins.name(Path(found.origin))
+                plugins.name_file(Path(found.origin))
             return importlib.import_module(source)
         except ModuleNotFoundError as error:
             if error.name is not None and source.startswith(error.name):
@@ -252,7 +252,7 @@ def _import(source: str, spec: str) -> ModuleType:
         raise ConfigError(f"model={spec}: no file {path}; give <file>.py:<function> or <package.module>:<function>")
     code = ModuleType(path.stem)
     code.__file__ = str(path.resolve())
-    plugins.name(path)
+    plugins.name_file(path)
     sys.path.insert(0, str(path.resolve().parent))  # as `python mine.py` finds the modules next to it
     sys.modules[path.stem] = code
     try:
