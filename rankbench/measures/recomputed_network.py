@@ -82,7 +82,9 @@ class RecomputedNetwork:
         seen_BNM = attention.seen(present_BN, q_PBNK.shape[-2], q_PBNK.device)
         p_PBNM = attention.weights(q_PBNK, k_PBNK, seen_BNM)
         gains_PBM = attention.gains(v_PBNK, present_BN)
-        return F.linear(attention.mixing(p_PBNM, seen_BNM, gains_PBM, v_PBNK) @ v_PBNK, *self.write[layer][choice - 1])
+        gate_PBN = attention.weighting.gate(q_PBNK, attention)
+        mixing_PBNM = attention.mixing(p_PBNM, seen_BNM, gains_PBM, v_PBNK, gate_PBN)
+        return F.linear(mixing_PBNM @ v_PBNK, *self.write[layer][choice - 1])
 
     def start(self, sequences: slice) -> Tensor:
         """The path of no layers: the embedded inputs, (B, N, D)."""

@@ -148,20 +148,27 @@ class Heads(nn.Module):
         """W_QK of each head by name, as `Weighting.qk_maps`; empty if scores are not a product of two tokens' maps."""
         return self.weighting.qk_maps(self.maps_as_applied(), self) if self.has_score_maps else {}
 
-    def mixing(self, p_BHNM: Tensor, seen_NM: Tensor | None, gains_BHM: Tensor | None, v_BHMV: Tensor) -> Tensor:
+    def mixing(
+        self,
+        p_BHNM: Tensor,
+        seen_NM: Tensor | None,
+        gains_BHM: Tensor | None,
+        v_BHMV: Tensor,
+        gate_BHN: Tensor | None = None,
+    ) -> Tensor:
         """Matrix M that multiplies the values v: P, or its mix with the identity and the average of the visible keys.
-        It includes the `gains` of the values.
+        It includes the `gains` of the values and the weighting's `gate` of the queries.
 
-        Exclusive heads have M - diag(c), c_i = <(M v)_i, v_i> / |v_i|^2, whose product with v is orthogonal to v token
+        Before the gate, exclusive heads have M - diag(c), c_i = <(M v)_i, v_i> / |v_i|^2, whose product with v is orthogonal to v token
         by token (Zhai 2026, Exclusive self-attention). With P and c frozen, it is linear in the values.
         """
         mixed_BHNM = p_BHNM if self.mix == ATTENTION_ALONE else self._mixed(p_BHNM, seen_NM)
         mixed_BHNM = mixed_BHNM if gains_BHM is None else mixed_BHNM * gains_BHM[..., None, :]
-        if not self.exclusive:
-            return mixed_BHNM
-        # <(M v)_i, v_i> without M v, which a mode that watches attention would take for the output
-        along_BHN = (mixed_BHNM * (v_BHMV @ v_BHMV.mT)).sum(-1)
-        return as_weights(mixed_BHNM - torch.diag_embed(along_BHN / _squared_lengths(v_BHMV)))
+        if self.exclusive:
+            # <(M v)_i, v_i> without M v, which a mode that watches attention would take for the output
+            along_BHN = (mixed_BHNM * (v_BHMV @ v_BHMV.mT)).sum(-1)
+            mixed_BHNM = as_weights(mixed_BHNM - torch.diag_embed(along_BHN / _squared_lengths(v_BHMV)))
+        return mixed_BHNM if gate_BHN is None else as_weights(gate_BHN[..., None] * mixed_BHNM)
 
     def _mixed(self, p_BHNM: Tensor, seen_NM: Tensor | None) -> Tensor:
         mixed_BHNM = self.mix["attention"] * p_BHNM
@@ -201,7 +208,7 @@ class Heads(nn.Module):
         seen_NM = self.seen(present_B1N, x_BND.shape[-2], x_BND.device)
         weights_BHNM = self.weights(q_BHNK, k_BHNK, seen_NM)
         p_BHNM = weights_BHNM if dropout_BHNM is None else weights_BHNM * dropout_BHNM
-        mixing_BHNM = self.mixing(p_BHNM, seen_NM, gains_BHM, v_BHNK)
+        mixing_BHNM = self.mixing(p_BHNM, seen_NM, gains_BHM, v_BHNK, self.weighting.gate(q_BHNK, self))
         return {"weights_BHNM": weights_BHNM, "mixing_BHNM": mixing_BHNM, "mixed_BHNK": mixing_BHNM @ v_BHNK}
 
     def _fuses(self, x_BND: Tensor) -> bool:
@@ -221,10 +228,11 @@ class Heads(nn.Module):
         seen_NM = None if causal else self.seen(present_B1N, q_BHNE.shape[-2], q_BHNE.device)
         mixed_BHNV = fused_mixing(q_BHNE, k_BHME, v_BHMV, seen_NM, causal, scale / self.temperature, side_by_side)
         mixed_BHNV = mixed_BHNV if self.mix["attention"] == 1 else self.mix["attention"] * mixed_BHNV
-        if not self.exclusive:
-            return mixed_BHNV
-        along_BHN = (mixed_BHNV * own_BHMV).sum(-1) / _squared_lengths(own_BHMV)
-        return mixed_BHNV - along_BHN[..., None] * own_BHMV
+        if self.exclusive:
+            along_BHN = (mixed_BHNV * own_BHMV).sum(-1) / _squared_lengths(own_BHMV)
+            mixed_BHNV = mixed_BHNV - along_BHN[..., None] * own_BHMV
+        gate_BHN = self.weighting.gate(q_BHNK, self)
+        return mixed_BHNV if gate_BHN is None else gate_BHN[..., None] * mixed_BHNV
 
 
 class Attention(Heads):

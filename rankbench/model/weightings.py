@@ -73,6 +73,10 @@ class Weighting:
         """Of a softmax: the scores as a product, before the temperature."""
         raise NotImplementedError
 
+    def gate(self, q_BHNK: Tensor, heads: HeadsOfLayer) -> Tensor | None:
+        """Factor of each query's output P v, (B, H, N); None for 1. It is no part of P. (P, B) can replace (B, H)."""
+        return None
+
     def parameters(self, heads: HeadsOfLayer) -> dict[str, Start]:
         """The parameters of a layer besides those of its maps, by their names in heads.own."""
         return {}

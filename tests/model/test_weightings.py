@@ -279,6 +279,42 @@ def test_a_parameter_that_nothing_draws_is_an_error(network, monkeypatch):
         network(attention="differential")
 
 
+class Gated(Softmax):
+    """Dot products with a gate sigma(w q) of each head's output."""
+
+    def gate(self, q_BHNK, heads):
+        return (q_BHNK @ heads.own["gate"]).sigmoid()
+
+    def parameters(self, heads):
+        return {"gate": Start((heads.head_width,), lambda vector, generator: vector.normal_(generator=generator))}
+
+
+@pytest.mark.parametrize("exclusive", [False, True])
+def test_a_gate_after_the_values_is_no_part_of_p_and_the_same_in_every_computation(network, monkeypatch, exclusive):
+    monkeypatch.setitem(ATTENTIONS, "dot", Gated())
+    model = network(13, mask="causal", exclusive=exclusive)
+    attention, x_BND = model.attentions[0], normal(14, 2, 5, 8)
+    q_BHNK, k_BHNK, v_BHNK = attention.queries_keys_values(x_BND)
+    with torch.no_grad():
+        tables = attention.tables(x_BND)
+        p_BHNM = (q_BHNK @ k_BHNK.mT / 2).masked_fill(~torch.ones(5, 5).tril().bool(), -math.inf).softmax(-1)
+        mixed_BHNK = p_BHNM @ v_BHNK
+        if exclusive:
+            along_BHN = (mixed_BHNK * v_BHNK).sum(-1) / v_BHNK.square().sum(-1)
+            mixed_BHNK = mixed_BHNK - along_BHN[..., None] * v_BHNK
+        mixed_BHNK = mixed_BHNK / (1 + (-(q_BHNK * attention.own["gate"]).sum(-1, keepdim=True)).exp())
+        torch.testing.assert_close(tables["weights_BHNM"], p_BHNM, **EXACT)
+        torch.testing.assert_close(tables["mixed_BHNK"], mixed_BHNK, **EXACT)
+        torch.testing.assert_close(attention._fused(x_BND, None, side_by_side=False), mixed_BHNK, **EXACT)
+        inputs = torch.arange(12).view(2, 6) % 7
+        assert sums_by_length(model, inputs).remainder().max() < 1e-13
+
+
+def test_a_path_through_a_gate_as_a_network_of_its_own_is_that_network(network, monkeypatch):
+    monkeypatch.setitem(ATTENTIONS, "dot", Gated())
+    test_a_path_as_a_network_of_its_own_is_that_network(network, "dot")
+
+
 def test_halves_need_an_even_width(network):
     with pytest.raises(ConfigError, match=r"^model.head_width=3: model.attention=differential takes the two halves"):
         network(attention="differential", head_width=3)

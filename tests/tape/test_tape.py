@@ -19,6 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from rankbench.config.keys import ConfigError
 from rankbench.measures.frozen_network import FrozenNetwork, sums_by_length, sums_through_heads
 from rankbench.model.transformer import Transformer
+from rankbench.model.weightings import ATTENTIONS, Softmax
 from rankbench.tape import record, tap
 from rankbench.tape.read import read
 from rankbench.tape.rules import RULES
@@ -102,6 +103,13 @@ VARIANTS = [
 ]
 
 
+class Gated(Softmax):
+    """Dot products with a gate sigma(sum q) of each head's output."""
+
+    def gate(self, q_BHNK, heads):
+        return q_BHNK.sum(-1).sigmoid()
+
+
 PLACES = [(norm, "layernorm", num_tokens) for norm in ("none", "pre", "post") for num_tokens in (4, 97)]
 OTHER_NORMS = list(itertools.product(("pre", "post"), ("rmsnorm", "l2norm")))
 
@@ -114,8 +122,9 @@ OTHER_NORMS = list(itertools.product(("pre", "post"), ("rmsnorm", "l2norm")))
         *(pytest.param(*norm, 97, marks=pytest.mark.slow) for norm in OTHER_NORMS),
     ],
 )
-def test_agrees_with_the_path_sums_of_our_own_transformer(model_config, norm, kind, num_tokens):
-    for changes in VARIANTS:
+def test_agrees_with_the_path_sums_of_our_own_transformer(model_config, monkeypatch, norm, kind, num_tokens):
+    monkeypatch.setitem(ATTENTIONS, "gated", Gated())
+    for changes in [*VARIANTS, {"attention": "gated"}]:
         model, tokens = own_network(model_config, num_tokens, norm=norm, norm_kind=kind, **changes)
         wanted = sums_by_length(model, tokens)
         tape = record(Blocks(model), model.embed(tokens), begin="inputs")
