@@ -95,8 +95,12 @@ def train(*overrides: str, out: Folder | None = None) -> Run:
     return run
 
 
-def load(folder: Folder) -> Run:
-    """The run in a folder, or the newest one under outputs/ for "latest"; ConfigError if there is none."""
+def load(folder: Folder, *, plugins: str | Sequence[str] = ()) -> Run:
+    """The run in a folder, or the newest one under outputs/ for "latest"; ConfigError if there is none.
+
+    plugins: modules that the run was made with, as the command's key; they are imported.
+    """
+    load_plugins(_names_of(plugins))
     run = find_run(os.fspath(folder))
     if not (run.folder / "config.yaml").exists() and runs_in(run.folder):
         raise ConfigError(f"{folder}: a folder of runs; rankbench.load_sweep reads them, or give the folder of one")
@@ -104,14 +108,16 @@ def load(folder: Folder) -> Run:
     return run
 
 
-def load_sweep(folder: Folder) -> Runs:
+def load_sweep(folder: Folder, *, plugins: str | Sequence[str] = ()) -> Runs:
     """The runs of a sweep's folder, with their varied keys and joined tables.
 
         runs = rankbench.load_sweep("outputs/train/heads")
         runs.keys, runs.final, runs.table("paths"), runs[0].config
 
     folder: the sweep's folder, a folder of such folders, a glob of them, or "latest". ConfigError if there is no run.
+    plugins: as in `load`.
     """
+    load_plugins(_names_of(plugins))
     return load_runs(os.fspath(folder))
 
 
@@ -150,7 +156,7 @@ def analyze(
 
     Raises ConfigError for a subject that cannot be measured, and for an option that none of the analyses has.
     """
-    own = [plugins] if isinstance(plugins, str) else list(plugins)
+    own = _names_of(plugins)
     given: dict[str, Any] = {"device": device, "precision": precision, "threads": threads}
     given |= {
         "mask": mask,
@@ -251,6 +257,10 @@ def plot(
         figure = draw(table, None if published is None else published_numbers(published), facet)
     show_in_notebook()
     return figure
+
+
+def _names_of(plugins: str | Sequence[str]) -> list[str]:
+    return [plugins] if isinstance(plugins, str) else list(plugins)
 
 
 def _load_subject(folder: Folder) -> Run:

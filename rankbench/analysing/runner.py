@@ -15,7 +15,7 @@ from rankbench.analyses import ANALYSES, Subject
 from rankbench.analyses.analysis import NEEDS
 from rankbench.analysing.kept_seeds import SECONDS_KEPT, KeptSeeds
 from rankbench.analysing.modules import checked_subjects, described, is_foreign, network_table
-from rankbench.analysing.subjects import check_finite, subjects_of, subjects_of_run
+from rankbench.analysing.subjects import check_finite, fresh_subjects, subjects_of, subjects_of_run
 from rankbench.config import plugins
 from rankbench.config.keys import ConfigError, check_known, typed
 from rankbench.config.schema import AnalyzeConfig, BaseConfig, TrainConfig
@@ -38,7 +38,7 @@ from rankbench.runs.machine import Machine, explaining_memory, git_state, source
 from rankbench.runs.records import read_json
 from rankbench.runs.run import Run, config_text, find_run
 from rankbench.runs.summary import FORMAT
-from rankbench.runs.tables import RUN_COLUMNS, read_table, with_who, write_table
+from rankbench.runs.tables import RUN_COLUMNS, column_help, read_table, with_who, write_table
 from rankbench.tasks import Task, build_task
 
 # Everything that determines a table: its name in analyses.json, and in words
@@ -49,6 +49,9 @@ KEY = {
     "code": "rankbench's source",
     "corpus": "the corpus",
 }
+
+TRIED: set[str] = set()  # plug-ins' analyses that this process has tried
+TRIED_SEED, TRIED_SEQUENCES = 2**32 - 1, 4  # a seed that hardly any run has, so that no seed's own failure is met
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +92,23 @@ def _check_needs(name: str, subject: Subject, measured: BaseConfig) -> None:
     elif lacking == ["history"]:
         what, instead = "a fresh network", "give run=<folder>"
     raise ConfigError(f"analysis={name}: needs {NEEDS[lacking[0]]}; {what} does not fit; {instead}")
+
+
+def try_analyses(cfg: BaseConfig, measured: BaseConfig) -> None:
+    """Measure a small fresh network on a few sequences with each analysis of a plug-in, once in a process, so that what
+    is wrong with it is known before the work begins. One that needs a training cannot be tried.
+
+    measured: as in `check_analyses`.
+    """
+    for name, options in options_of(cfg).items():
+        if name in TRIED or name not in plugins.brought("ANALYSES") or "history" in ANALYSES[name].needs:
+            continue
+        TRIED.add(name)
+        small = dataclasses.replace(measured.model, layers=min(measured.model.layers, 2))
+        machine = Machine.prepare(dataclasses.replace(cfg, device="cpu", precision="fp64"))
+        (subject,) = fresh_subjects(dataclasses.replace(measured, model=small, seed=TRIED_SEED, replicas=1), machine)
+        few = {part: getattr(subject, part)[:TRIED_SEQUENCES] for part in ("train", "test")}
+        measure(name, options, [dataclasses.replace(subject, **few)])
 
 
 def options_of(cfg: BaseConfig) -> dict[str, Any]:
@@ -247,7 +267,8 @@ def measure(name: str, options: Any, subjects: Sequence[Subject], kept: KeptSeed
 
 
 def _check_rows(name: str, rows: Any) -> None:
-    """Raise ConfigError for what an analysis returned that is not the rows of one subject."""
+    """Raise ConfigError for what an analysis returned that is not the rows of one subject, and for a column of a
+    plug-in's table that its `columns` do not describe."""
     if not isinstance(rows, pd.DataFrame) or rows.empty or (own := set(RUN_COLUMNS) & set(rows)):
         what = (
             f"a {type(rows).__name__}" if not isinstance(rows, pd.DataFrame) else "no rows" if rows.empty else min(own)
@@ -255,6 +276,12 @@ def _check_rows(name: str, rows: Any) -> None:
         raise ConfigError(
             f"analysis={name}: its table gave {what}; a table returns a DataFrame with rows, without "
             f"{', '.join(RUN_COLUMNS)}"
+        )
+    described = column_help(name, rows)
+    if name in plugins.brought("ANALYSES") and (unknown := [str(column) for column in rows if column not in described]):
+        raise ConfigError(
+            f"analysis={name}: its table has the column {unknown[0]}, which its columns do not describe; they describe "
+            f"{', '.join(ANALYSES[name].columns)}"
         )
 
 

@@ -12,7 +12,7 @@ from pandas.api.types import is_numeric_dtype
 from rankbench.analyses import Subject
 from rankbench.analysing.modules import foreign_subjects, is_foreign
 from rankbench.config.keys import ConfigError
-from rankbench.config.schema import AnalyzeConfig, TrainConfig
+from rankbench.config.schema import AnalyzeConfig, BaseConfig, TrainConfig
 from rankbench.model import build_model, initial_model
 from rankbench.model.kinds import kinds_of_task
 from rankbench.model.lstm import Lstm
@@ -89,7 +89,7 @@ def _history(path: Path) -> pd.DataFrame:
     return table
 
 
-def fresh_subjects(cfg: AnalyzeConfig, machine: Machine) -> list[Subject]:
+def fresh_subjects(cfg: BaseConfig, machine: Machine) -> list[Subject]:
     """Untrained models of the config, one for each seed."""
     task, uncounted = build_task(cfg.task), getattr(cfg, "uncounted", None)
     models = {seed: initial_model(cfg.model, task, seed) for seed in range(cfg.seed, cfg.seed + cfg.replicas)}

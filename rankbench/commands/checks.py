@@ -68,12 +68,15 @@ def measured(cfg: BaseConfig) -> BaseConfig:
 
 
 def check_corpus(cfg: Config) -> None:
-    """Refuse a text that is missing or does not fit, and sequences of a plug-in's task that do not. A check of its own,
-    as a preset is valid without its corpus."""
+    """Refuse a text that is missing or does not fit, and what a plug-in brings that does not keep its promises: the
+    sequences of a task, the weights of an attention, the table of an analysis. A check of its own, as a preset is valid
+    without its corpus."""
     from rankbench.analysing.modules import is_foreign
 
     if isinstance(cfg, BaseConfig) and not is_foreign(cfg):
+        from rankbench.analysing.runner import try_analyses
         from rankbench.model import build_model
+        from rankbench.model.weighting_check import check_weighting
         from rankbench.tasks import Corpus, build_task, check_sample
 
         of_networks = measured(cfg)
@@ -82,3 +85,6 @@ def check_corpus(cfg: Config) -> None:
             build_model(of_networks.model, task)
         elif not type(task).__module__.startswith("rankbench."):
             check_sample(task)
+        if of_networks.model.attention in plugins.brought("ATTENTIONS"):
+            check_weighting(of_networks.model.attention)
+        try_analyses(cfg, of_networks)

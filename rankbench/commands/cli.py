@@ -27,6 +27,13 @@ COMMANDS = {
     "bench": "speed, side by side with the alternatives",
     "data": "fetch a corpus: corpus=ptb",
 }
+TEXTS = {  # commands that print a text: their module and its function
+    "list": ("listing", "listing"),
+    "explain": ("explain", "explained"),
+    "completion": ("completion", "script"),
+    "check": ("check", "checked"),
+    "new": ("new", "created"),
+}
 USAGE = f"""rankbench: what do heads, depth, skips, MLPs and norms do to the rank and the smoothness of a transformer?
 
 Usage: rankbench COMMAND [key=value ...] [-m] [--cfg job]
@@ -36,6 +43,8 @@ Usage: rankbench COMMAND [key=value ...] [-m] [--cfg job]
   rankbench COMMAND --help   its keys, groups and defaults
   rankbench explain WORD     what a key, metric, column, analysis, task, preset or claim means: explain model.norm
   rankbench list [WORD]      the presets by paper, with what each costs; those that speak of a word, in full
+  rankbench check plugins=[a]  whether what your plug-in brings keeps its promises
+  rankbench new plugin NAME  a plug-in to begin with: a task, an attention, an analysis, and their tests
   rankbench --version
   rankbench completion bash|zsh|fish   Tab completion: eval "$(rankbench completion bash)"
 
@@ -107,16 +116,13 @@ def _dispatch(words: list[str]) -> None:
         from rankbench import __version__
 
         print(f"rankbench {__version__}")
-    elif words[0] in ("list", "explain", "completion"):
-        from rankbench.commands.completion import script
-        from rankbench.commands.explain import explained
-        from rankbench.commands.listing import listing
+    elif words[0] in TEXTS:
         from rankbench.commands.messages import explaining
 
-        texts = {"list": listing, "explain": explained, "completion": script}
-        command = "completion" if words[0] == "completion" else ""
+        command = words[0] if words[0] in ("completion", "check") else ""
+        module, function = TEXTS[words[0]]
         with refusing(command), explaining(command, []):
-            print(texts[words[0]](words[1:]))
+            print(getattr(import_module(f"rankbench.commands.{module}"), function)(words[1:]))
     elif words[0] == "__complete":
         from rankbench.commands.completion import candidates
 

@@ -15,6 +15,8 @@ from rankbench.config import plugins
 from rankbench.config.keys import ConfigError, Entry, entries
 from rankbench.config.schema import SCHEMAS
 
+TEXTS = ("list", "explain", "check", "new", "completion")  # commands without a config
+
 # A key, a group or a folder needs more text after it, so no space follows.
 BASH = """_rankbench_complete() {
     local line="${COMP_LINE:0:COMP_POINT}" word words
@@ -69,7 +71,7 @@ def candidates(words: list[str]) -> list[str]:
 
 def _candidates(words: list[str], word: str) -> Iterable[str]:
     if len(words) <= 1:
-        return (*SCHEMAS, "explain", "list", "completion", "--help", "--version")
+        return (*SCHEMAS, *TEXTS, "--help", "--version")
     command, before = words[0], words[-2]
     try:
         plugins.find(plugins.named(words[1:-1]))
@@ -82,6 +84,10 @@ def _candidates(words: list[str], word: str) -> Iterable[str]:
         for group in ("task", "analysis"):
             all_keys += _keys_of_choices(group, plugins.choices(group))
         return dict.fromkeys(all_keys)
+    if command == "new":
+        return ["plugin"] if len(words) == 2 else []
+    if command in ("list", "check"):
+        return ["plugins="]
     if command not in SCHEMAS:
         return []
     if before in VALUES or word.startswith("-"):

@@ -208,6 +208,11 @@ def frames_of_user(error: BaseException) -> list[traceback.FrameSummary]:
     return [frame for frame in frames if is_of_user(frame.filename)]
 
 
+def brought(kind: str) -> list[str]:
+    """The names that imported plug-ins have brought of one kind, such as TASKS."""
+    return [name for module in sorted(LOADED) for name in getattr(sys.modules.get(module), kind, {})]
+
+
 def waiting() -> bool:
     """Whether a plug-in was found that is not imported yet."""
     return bool(FOUND.keys() - LOADED)
@@ -215,10 +220,11 @@ def waiting() -> bool:
 
 def require(names: Iterable[str], folder: Path) -> None:
     """Raise ConfigError if a run was made with a plug-in that the user has not named: only naming imports it."""
-    if missing := [name for name in names if name not in LOADED]:
+    if any(name not in LOADED for name in names):
+        words = f"plugins=[{','.join(names)}]"
         raise ConfigError(
-            f"run={folder}: made with the plug-in {missing[0]}, whose code is imported only if you name it; if you "
-            f"trust it, add plugins=[{','.join(names)}]"
+            f"run={folder}: this run needs {words}, whose code is imported only if you name it; if you trust it, add "
+            f"{words}"
         )
 
 

@@ -159,8 +159,9 @@ class Heads(nn.Module):
         """Matrix M that multiplies the values v: P, or its mix with the identity and the average of the visible keys.
         It includes the `gains` of the values and the weighting's `gate` of the queries.
 
-        Before the gate, exclusive heads have M - diag(c), c_i = <(M v)_i, v_i> / |v_i|^2, whose product with v is orthogonal to v token
-        by token (Zhai 2026, Exclusive self-attention). With P and c frozen, it is linear in the values.
+        Before the gate, exclusive heads have M - diag(c), c_i = <(M v)_i, v_i> / |v_i|^2, whose product with v is
+        orthogonal to v token by token (Zhai 2026, Exclusive self-attention). With P and c frozen, it is linear in the
+        values.
         """
         mixed_BHNM = p_BHNM if self.mix == ATTENTION_ALONE else self._mixed(p_BHNM, seen_NM)
         mixed_BHNM = mixed_BHNM if gains_BHM is None else mixed_BHNM * gains_BHM[..., None, :]

@@ -16,6 +16,7 @@ import yaml
 
 from rankbench.config.compatibility import check
 from rankbench.config.keys import ConfigError, closest, typed_config
+from rankbench.config.plugins import require
 from rankbench.config.schema import BaseConfig, TrainConfig
 from rankbench.runs.files import OUTPUTS, by_time, naming, regular, sync, write_json, write_text
 from rankbench.runs.records import checksum, read_json, read_yaml
@@ -291,6 +292,8 @@ class Run:
             cfg = typed_config(TrainConfig, plain)
             check(cfg)
         except ConfigError as error:
+            if isinstance(named := plain.get("plugins"), list):
+                require([str(name) for name in named], self.folder)
             raise ConfigError(f"{path}: {error}") from None
         return cfg
 

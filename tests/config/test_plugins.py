@@ -13,12 +13,15 @@ from matplotlib.text import Text
 
 import rankbench as rb
 from rankbench.analyses import ANALYSES
+from rankbench.analysing.runner import TRIED
 from rankbench.analysing.subjects import subjects_of_run
+from rankbench.commands.check import checked
 from rankbench.commands.completion import candidates
 from rankbench.commands.compose import as_keys, compose, load_plugins, resolve
 from rankbench.commands.composition import composed
 from rankbench.commands.explain import explained
 from rankbench.commands.listing import listing
+from rankbench.commands.new import created
 from rankbench.commands.usage import usage
 from rankbench.config import model, plugins, schema
 from rankbench.config.keys import ConfigError
@@ -26,7 +29,8 @@ from rankbench.judging import CLAIMS, PAPERS, figures_published, judge
 from rankbench.judging.registries import paper_of
 from rankbench.measures.law import LAWS
 from rankbench.model import initial_model
-from rankbench.model.weightings import ATTENTIONS
+from rankbench.model.weighting_check import check_weighting
+from rankbench.model.weightings import ATTENTIONS, Softmax, Start, Weighting, dot_products, hidden_as
 from rankbench.report.scoreboard import scoreboard
 from rankbench.runs.machine import Machine
 from rankbench.runs.tables import read_table
@@ -61,21 +65,28 @@ def run(tmp_path_factory):
         yield rb.train(NAMED, "experiment=counting", out=tmp_path_factory.mktemp("runs") / "run")
 
 
+def forget():
+    """Take out what the example has brought in another test."""
+    plugins.FOUND.clear()
+    plugins.LOADED.clear()
+    for name in ("letter_count", "modular_addition", "weight_sizes", "inverse_square", "sign_sgd"):
+        for registry in (TASKS, ANALYSES, ATTENTIONS, OPTIMIZERS):
+            registry.pop(name, None)
+    for registry in (CLAIMS, LAWS, PAPERS):
+        for name in OWN & set(registry):
+            del registry[name]
+    model.ATTENTIONS[:], schema.OPTIMIZERS[:] = ATTENTIONS, OPTIMIZERS
+    sys.modules.pop("lettercount", None)
+
+
 @pytest.fixture
 def elsewhere(tmp_path, monkeypatch):
     """A new process that finds modules in an empty folder."""
     monkeypatch.chdir(tmp_path)
     with process(tmp_path):
-        plugins.FOUND.clear()
-        plugins.LOADED.clear()
-        for name in ("letter_count", "modular_addition", "weight_sizes", "inverse_square", "sign_sgd"):
-            for registry in (TASKS, ANALYSES, ATTENTIONS, OPTIMIZERS):
-                registry.pop(name, None)
-        for registry in (CLAIMS, LAWS, PAPERS):
-            for name in OWN & set(registry):
-                del registry[name]
-        model.ATTENTIONS[:], schema.OPTIMIZERS[:] = ATTENTIONS, OPTIMIZERS
-        sys.modules.pop("lettercount", None)
+        forget()
+        TRIED.clear()
+        check_weighting.cache_clear()
         yield tmp_path
 
 
@@ -211,12 +222,25 @@ def test_a_run_imports_nothing_that_its_reader_has_not_named(run, elsewhere):
     (copied / "config.yaml").write_text(yaml.safe_dump(config | {"plugins": ["evil"]}))
     (elsewhere / "evil.py").write_text("raise SystemExit('imported')")
     assert rb.load(copied).config.plugins == ["evil"]
-    with pytest.raises(ConfigError, match=r"^run=.*copied: made with the plug-in evil, .*add plugins=\[evil\]$"):
+    with pytest.raises(ConfigError, match=r"^run=.*copied: this run needs plugins=\[evil\], .*add plugins=\[evil\]$"):
         rb.analyze(copied, "residual")
     assert "evil" not in sys.modules
     sys.path.append(str(EXAMPLE))
     tables = rb.analyze(run, "weight_sizes", plugins="lettercount", power=1)
     assert len(tables["weight_sizes"]) == len(run.table("weight_sizes"))
+
+
+def test_a_run_that_cannot_be_read_without_its_plugin_says_so(elsewhere):
+    sys.path.append(str(EXAMPLE))
+    words = ["model=inverse_square", "task=letter_count", "model.layers=1", "trainer.steps=1", "trainer.batch_size=4"]
+    folder = rb.train(NAMED, *words, out=elsewhere / "run").folder
+    forget()
+    for read in (lambda: rb.load(folder), lambda: rb.analyze(folder, "residual")):
+        with pytest.raises(
+            ConfigError, match=r"run: this run needs plugins=\[lettercount\], whose code is imported only"
+        ):
+            read()
+    assert rb.load(folder, plugins="lettercount").config.model.attention == "inverse_square"
 
 
 def test_an_installed_plugin_needs_no_naming(elsewhere):
@@ -321,3 +345,135 @@ def test_a_preset_without_comments_is_listed_by_its_name(elsewhere):
     assert compose("train", "plugins=mine", "experiment=bare").seed == 3
     with pytest.raises(ConfigError, match="list seed=1: takes words to search for, and plugins="):
         listing(["seed=1"])
+
+
+class Scores(Weighting):
+    """Weights in proportion to exp of the scores, which each subclass spoils in its own way."""
+
+    def powers(self, q_BHNK, k_BHMK):
+        return dot_products(q_BHNK, k_BHMK, 1.0).exp()
+
+    def weights(self, q_BHNK, k_BHMK, seen_NM, heads):
+        powers_BHNM = hidden_as(0.0, self.powers(q_BHNK, k_BHMK), seen_NM)
+        return powers_BHNM / powers_BHNM.sum(-1, keepdim=True)
+
+
+class Blind(Scores):
+    def weights(self, q_BHNK, k_BHMK, seen_NM, heads):
+        return super().weights(q_BHNK, k_BHMK, None, heads)
+
+
+class Leaking(Scores):
+    stochastic = False
+
+    def weights(self, q_BHNK, k_BHMK, seen_NM, heads):
+        powers_BHNM = self.powers(q_BHNK, k_BHMK)
+        return hidden_as(0.0, powers_BHNM / powers_BHNM.sum(-1, keepdim=True), seen_NM)
+
+
+class Halved(Scores):
+    def weights(self, q_BHNK, k_BHMK, seen_NM, heads):
+        return super().weights(q_BHNK, k_BHMK, seen_NM, heads) / 2
+
+
+class OfAllHeads(Scores):
+    def powers(self, q_BHNK, k_BHMK):
+        return (
+            dot_products(q_BHNK, k_BHMK, 1.0).sum(-3, keepdim=True).exp().expand(*q_BHNK.shape[:-1], k_BHMK.shape[-2])
+        )
+
+
+class Flat(Scores):
+    def weights(self, q_BHNK, k_BHMK, seen_NM, heads):
+        return super().weights(q_BHNK, k_BHMK, seen_NM, heads).mean(-3)
+
+
+class WideGate(Scores):
+    def gate(self, q_BHNK, heads):
+        return q_BHNK.sigmoid()
+
+
+class Unused(Scores):
+    def parameters(self, heads):
+        return {"slope": Start((1,), lambda value, generator: value.zero_())}
+
+
+class NotFused(Softmax):
+    weights = Scores.weights
+
+    def powers(self, q_BHNK, k_BHMK):
+        return dot_products(q_BHNK, k_BHMK, 1.0).square()
+
+
+@pytest.mark.parametrize(
+    ("weighting", "said"),
+    [
+        (Blind(), "a key that a query does not see has a weight of .* under model.mask=causal; use hidden_as"),
+        (Leaking(), "a query's weights change with a key that it does not see under model.mask=causal"),
+        (Halved(), "a row of P sums to 0.5, with entries from .* under model.mask=none"),
+        (OfAllHeads(), "a head's weights depend on the other heads; set by_head=False"),
+        (Flat(), r"weights gave \(2, 5, 5\); wanted is a tensor of shape \(2, 2, 5, 5\)"),
+        (WideGate(), r"gate gave \(2, 2, 5, 4\); wanted is a tensor of shape \(2, 2, 5\)"),
+        (Unused(), "its parameter slope gets no gradient, so it is never used"),
+        (NotFused(), "torch's fused kernel on its factors does not give P v under model.mask=none; set fusible=False"),
+    ],
+)
+def test_an_attention_that_breaks_its_promises_is_refused(elsewhere, monkeypatch, weighting, said):
+    monkeypatch.setitem(ATTENTIONS, "spoilt", weighting)
+    monkeypatch.setattr(model, "ATTENTIONS", [*model.ATTENTIONS, "spoilt"])
+    with pytest.raises(ConfigError, match=f"^model.attention=spoilt: {said}"):
+        check_weighting("spoilt")
+    check_weighting("kernel")  # one that keeps them
+
+
+def test_a_run_tries_what_it_takes_from_a_plugin_before_it_begins(elsewhere):
+    created(["plugin", "mine"])
+    file = elsewhere / "mine" / "__init__.py"
+    for old, new, said in (
+        (
+            '"weight_size": value',
+            '"size": value',
+            "analysis=mine_weights: its table has the column size, which its col",
+        ),
+        ("@ heads.own", "* heads.own", r"model.attention=mine_gated: gate gave \(2, 2, 5, 4\)"),
+    ):
+        text = file.read_text()
+        file.write_text(text.replace(old, new))
+        for attempt in (
+            lambda: rb.train("plugins=mine", "experiment=mine", "budget=smoke", out=elsewhere / "run"),
+            lambda: checked(["plugins=mine"]),
+        ):
+            with process(elsewhere), pytest.raises(ConfigError, match=f"^{said}"):
+                attempt()
+        assert not (elsewhere / "run" / "config.yaml").exists()
+        file.write_text(text)
+        check_weighting.cache_clear(), TRIED.clear()
+
+
+def test_the_skeleton_of_a_plugin_passes_its_own_tests(elsewhere):
+    assert created([]).startswith("Usage: rankbench new plugin NAME")
+    assert "rankbench check plugins=mine" in created(["plugin", "mine"])
+    own = {}
+    exec((elsewhere / "mine" / "test_mine.py").read_text(), own)
+    tests = [own[name] for name in own if name.startswith("test_")]
+    assert len(tests) == 2
+    own["test_what_it_brings_keeps_its_promises"]()
+    own["test_its_preset_trains_and_measures"](elsewhere)
+    for words, said in (
+        (["plugin", "mine"], "new plugin mine: .*/mine exists already; give another name"),
+        (["plugin", "json"], "new plugin json: a module of this name is installed"),
+        (["plugin", "my-own"], "new plugin my-own: not the name of a module"),
+        (["task", "mine"], "new task mine: unknown; use `rankbench new plugin NAME`"),
+    ):
+        with pytest.raises(ConfigError, match=f"^{said}"):
+            created(words)
+
+
+def test_what_the_example_brings_keeps_its_promises(elsewhere):
+    sys.path.append(str(EXAMPLE))
+    lines = checked([NAMED])
+    for line in ("task=letter_count: ", "model.attention=inverse_square: ", "optimizer.name=sign_sgd: a training step"):
+        assert f"\n{line}" in f"\n{lines}"
+    assert "2 of CLAIMS read" in lines and checked([]).startswith("Usage: rankbench check")
+    with pytest.raises(ConfigError, match=r"^check task=sorting: takes plugins="):
+        checked(["task=sorting"])

@@ -1,0 +1,72 @@
+"""`rankbench check plugins=[mine]`: whether what a plug-in brings keeps its promises, before any run."""
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from rankbench.commands.compose import compose, load_plugins
+from rankbench.config import plugins
+from rankbench.config.keys import ConfigError
+from rankbench.config.schema import TrainConfig
+
+HELP = """Usage: rankbench check plugins=[a]
+
+Tries what the plug-in brings: the shapes of a task's sequences; an attention's shapes, hidden keys, sums of rows and
+gradients; a training step with each task, attention and update rule; an analysis' table against its columns. Runs try
+their attention and their analyses in the same way before they begin."""
+SMALL = ["model.layers=2", "model.width=16", "model.heads=2", "trainer.steps=1", "trainer.batch_size=4", "figures=[]"]
+SMALL += ["trainer.eval_every=1", "device=cpu"]
+CHOSEN_BY = {"TASKS": "task", "ATTENTIONS": "model.attention", "OPTIMIZERS": "optimizer.name", "ANALYSES": "analysis"}
+
+
+def checked(words: Sequence[str]) -> str:
+    """The text of the command; ConfigError for the first promise that is not kept."""
+    named = plugins.named(words)
+    if not words or {"-h", "--help"} & set(words):
+        return HELP
+    if odd := [word for word in words if not word.startswith("plugins=")]:
+        raise ConfigError(f"check {odd[0]}: takes plugins=[<module>]; leave it out")
+    load_plugins(named)
+    lines = []
+    with tempfile.TemporaryDirectory() as folder:
+        for kind, key in CHOSEN_BY.items():
+            for name in plugins.brought(kind):
+                lines.append(f"{key}={name}: {_tried(kind, name, named, Path(folder) / kind / name)}")
+    rest = {kind: len(plugins.brought(kind)) for kind in ("PAPERS", "CLAIMS", "LAWS")}
+    lines += [f"{number} of {kind} read" for kind, number in rest.items() if number]
+    return "\n".join(lines or ["nothing to try: YAML files alone"])
+
+
+def _tried(kind: str, name: str, named: Sequence[str], folder: Path) -> str:
+    """Train one step with what a plug-in brings, then measure; returns what was tried, in words."""
+    from rankbench.analyses import ANALYSES
+    from rankbench.analysing.runner import analyze_trained
+    from rankbench.commands.checks import check_job
+    from rankbench.runs.run import Run
+    from rankbench.runs.tables import RUN_COLUMNS
+    from rankbench.training.loop import train
+
+    tasks = plugins.brought("TASKS")
+    task = name if kind == "TASKS" else tasks[0] if tasks else "sorting"
+    words = [f"plugins=[{','.join(named)}]", f"task={task}", f"out={folder}", *SMALL]
+    words += [f"analysis=[{name}]" if kind == "ANALYSES" else f"{CHOSEN_BY[kind]}={name}"] if kind != "TASKS" else []
+    cfg = compose("train", *words)
+    assert isinstance(cfg, TrainConfig)
+    check_job(cfg, words)
+    run = Run(folder)
+    train(cfg, run)
+    if kind == "ANALYSES":
+        analyze_trained(cfg, run)
+        table = run.table(name)
+        lacking = [column for column in ANALYSES[name].columns if column not in table and "<" not in column]
+        return f"{len(table)} rows, {table.shape[1] - len(RUN_COLUMNS)} columns, all described" + (
+            f"; not in this table: {', '.join(lacking)}" if lacking else ""
+        )
+    losses = run.metrics.query("split == 'test'").loss
+    what = {
+        "TASKS": "sequences have their shapes",
+        "ATTENTIONS": "shapes, hidden keys, sums of rows and gradients are right",
+        "OPTIMIZERS": "",
+    }[kind]
+    step = f"a training step takes the loss from {losses.iloc[0]:.3g} to {losses.iloc[-1]:.3g}"
+    return "; ".join(filter(None, (what, step)))
