@@ -43,10 +43,13 @@ def test_the_citation_is_of_this_release():
     assert f"version = {{{newest[1]}}}" in (ROOT / "README.md").read_text()
 
 
-def test_the_guide_names_every_analysis():
+def test_the_guide_has_every_analysis_with_its_figure_below_its_question():
     text = (ROOT / "docs" / "GUIDE.md").read_text().partition("## The choices")[0]
-    rows = [line.split("|")[2] for line in text.splitlines() if line.startswith("| ")]
-    assert sorted(name for row in rows for name in re.findall(r"`(\w+)`", row)) == sorted(ANALYSES)
+    entries = {re.search(r"`(\w+)`", entry)[1]: entry for entry in re.split(r"^### ", text, flags=re.MULTILINE)[1:]}
+    assert sorted(entries) == sorted(ANALYSES)
+    for name, entry in entries.items():
+        drawn = (ROOT / "docs" / "guide" / f"{name}.png").exists()
+        assert re.findall(r"\(guide/(\w+)\.png\)", entry) == [name] * drawn
 
 
 def test_every_metric_has_its_formula():
