@@ -13,7 +13,7 @@ from rankbench.measures.states import STATE_METRICS
 from rankbench.plots.dynamics import draw_dynamics
 from rankbench.runs.tables import mean_of_seeds
 
-METRICS = (*STATE_METRICS, *ATTENTION_METRICS, *HEAD_METRICS, *LIPSCHITZ_METRICS)
+METRICS = [*STATE_METRICS, *ATTENTION_METRICS, *HEAD_METRICS, *LIPSCHITZ_METRICS]
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,21 @@ from rankbench.config.schema import TrainConfig
 HELP = """Usage: rankbench check plugins=[a]
 
 Tries what the plug-in brings: the shapes of a task's sequences; an attention's shapes, hidden keys, sums of rows and
-gradients; a training step with each task, attention and update rule; an analysis' table against its columns. Runs try
-their attention and their analyses in the same way before they begin."""
+gradients; a training step with each task, model, attention and update rule; an analysis' table against its columns.
+Runs try their attention and their analyses in the same way before they begin."""
 SMALL = ["model.layers=2", "model.width=16", "model.heads=2", "trainer.steps=1", "trainer.batch_size=4", "figures=[]"]
 SMALL += ["trainer.eval_every=1", "device=cpu"]
-CHOSEN_BY = {"TASKS": "task", "ATTENTIONS": "model.attention", "OPTIMIZERS": "optimizer.name", "ANALYSES": "analysis"}
+TRIED = {  # besides a training step
+    "TASKS": "sequences have their shapes; ",
+    "ATTENTIONS": "shapes, hidden keys, sums of rows and gradients are right; ",
+}
+CHOSEN_BY = {
+    "TASKS": "task",
+    "MODELS": "model.kind",
+    "ATTENTIONS": "model.attention",
+    "OPTIMIZERS": "optimizer.name",
+    "ANALYSES": "analysis",
+}
 
 
 def checked(words: Sequence[str]) -> str:
@@ -32,7 +42,7 @@ def checked(words: Sequence[str]) -> str:
         for kind, key in CHOSEN_BY.items():
             for name in plugins.brought(kind):
                 lines.append(f"{key}={name}: {_tried(kind, name, named, Path(folder) / kind / name)}")
-    rest = {kind: len(plugins.brought(kind)) for kind in ("PAPERS", "CLAIMS", "LAWS")}
+    rest = {kind: len(plugins.brought(kind)) for kind in ("METRICS", "PAPERS", "CLAIMS", "LAWS")}
     lines += [f"{number} of {kind} read" for kind, number in rest.items() if number]
     return "\n".join(lines or ["nothing to try: YAML files alone"])
 
@@ -63,10 +73,4 @@ def _tried(kind: str, name: str, named: Sequence[str], folder: Path) -> str:
             f"; not in this table: {', '.join(lacking)}" if lacking else ""
         )
     losses = run.metrics.query("split == 'test'").loss
-    what = {
-        "TASKS": "sequences have their shapes",
-        "ATTENTIONS": "shapes, hidden keys, sums of rows and gradients are right",
-        "OPTIMIZERS": "",
-    }[kind]
-    step = f"a training step takes the loss from {losses.iloc[0]:.3g} to {losses.iloc[-1]:.3g}"
-    return "; ".join(filter(None, (what, step)))
+    return f"{TRIED.get(kind, '')}a training step takes the loss from {losses.iloc[0]:.3g} to {losses.iloc[-1]:.3g}"

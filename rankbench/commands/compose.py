@@ -1,6 +1,7 @@
 """Compose the words of a command line into a checked config, with Hydra."""
 
 import dataclasses
+import inspect
 import re
 import shlex
 from collections.abc import Callable, Iterable, MutableMapping
@@ -88,6 +89,9 @@ def load_plugins(names: Iterable[str] = ()) -> None:
         from rankbench.analyses import ANALYSES, Analysis
         from rankbench.judging import CLAIMS, PAPERS, Claim
         from rankbench.measures.law import LAWS, Law
+        from rankbench.measures.states import STATE_METRICS
+        from rankbench.model import KINDS
+        from rankbench.model.transformer import Transformer
         from rankbench.model.weightings import ATTENTIONS, Weighting
         from rankbench.runs.tables import MEANINGS
         from rankbench.tasks import TASKS
@@ -95,11 +99,41 @@ def load_plugins(names: Iterable[str] = ()) -> None:
 
         registries: dict[str, tuple[MutableMapping[str, Any], Any]]  # Callable is no type
         registries = {"TASKS": (TASKS, type), "ANALYSES": (ANALYSES, Analysis), "ATTENTIONS": (ATTENTIONS, Weighting)}
+        registries |= {"MODELS": (KINDS, Transformer), "METRICS": (STATE_METRICS, Callable)}
         registries |= {"OPTIMIZERS": (OPTIMIZERS, Callable)}
         registries |= {"CLAIMS": (CLAIMS, Claim), "LAWS": (LAWS, Law), "PAPERS": (PAPERS, str)}
         plugins.load(registries)
-        model.ATTENTIONS[:], schema.OPTIMIZERS[:] = ATTENTIONS, OPTIMIZERS
+        model.ATTENTIONS[:], schema.OPTIMIZERS[:], model.KINDS[:] = ATTENTIONS, OPTIMIZERS, KINDS
+        for name in plugins.brought("METRICS"):
+            _describe_metric(name)
         MEANINGS.update({name: analysis.columns for name, analysis in ANALYSES.items()})
+
+
+def _describe_metric(name: str) -> None:
+    """Give the metric of a plug-in its column in the tables of metrics. ConfigError, and the metric is forgotten, if it
+    does not say what it measures, or does not give one number for each matrix of a batch."""
+    import torch
+
+    from rankbench.analyses import dynamics, residual
+    from rankbench.measures.states import STATE_METRICS, States
+    from rankbench.training.seeds_side_by_side import DYNAMICS
+
+    formula = STATE_METRICS[name]
+    states = States.of(torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64))
+    values, meaning = formula(states), inspect.getdoc(formula)
+    if not isinstance(values, torch.Tensor) or values.shape != (3,) or not meaning:
+        got = (
+            "has no docstring; say what it measures"
+            if not meaning
+            else f"gives {values} for 3 matrices; give 3 numbers"
+        )
+        del STATE_METRICS[name]
+        raise ConfigError(f"METRICS: {name} {got}")
+    for columns in (residual.COLUMNS, dynamics.COLUMNS):
+        columns[name] = meaning.partition("\n\n")[0].replace("\n", " ")
+    for names in (dynamics.METRICS, DYNAMICS):
+        if name not in names:
+            names.append(name)
 
 
 def compose(command: str, *words: str) -> Config:

@@ -5,8 +5,9 @@ from typing import Any
 
 from rankbench.config.keys import FACTOR, POSITIVE, SIZE, key
 
-# Kinds of attention. Importing a plug-in adds its own.
+# Kinds of attention, and kinds of models. Importing a plug-in adds its own.
 ATTENTIONS = ["dot", "l2", "contractive_l2", "cosine", "sigmoid", "relu", "differential", "kernel", "sparse"]
+KINDS = ["transformer", "lstm"]
 
 AS_MLP: Any = "${model.mlp}"  # a reference, which Hydra follows, and without Hydra ModelConfig
 
@@ -16,9 +17,7 @@ class ModelSize:
     """Size of the model: the architecture, and the number and width of its layers and heads."""
 
     name: str = key("Name of this variant in tables and figures.", default="transformer")
-    kind: str = key(
-        "Architecture. lstm: `layers` layers of `width` cells.", default="transformer", choices=("transformer", "lstm")
-    )
+    kind: str = key("Architecture. lstm: `layers` layers of `width` cells.", default="transformer", choices=KINDS)
     layers: int = key("Number of layers.", default=6, between=(1, 1024))
     heads: int = key("Number of attention heads in each layer.", default=2, between=SIZE)
     width: int = key("Width of a token's state.", default=48, between=SIZE)

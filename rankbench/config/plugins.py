@@ -1,4 +1,4 @@
-"""Plug-ins and papers: modules that bring tasks, analyses, attentions, claims, laws, published numbers and YAML files.
+"""Plug-ins and papers: modules that bring tasks, models, metrics, analyses, claims, published numbers and YAML files.
 
 A plug-in lies outside of the package. It is imported if the user's own words name it, as in plugins=[mine], or if it is
 installed with an entry point of the group `rankbench.plugins`; never because the folder of a run names it. The papers
@@ -176,11 +176,16 @@ def load(registries: Mapping[str, tuple[MutableMapping[str, Any], type]]) -> Non
 
 def _brought(module: ModuleType, asked: str, kind: str, ours: Mapping[str, Any], type_: type) -> dict[str, Any]:
     theirs = getattr(module, kind, {})
-    if not isinstance(theirs, dict) or not all(isinstance(value, type_) for value in theirs.values()):
+    if not isinstance(theirs, dict) or not all(_fits(kind, value, type_) for value in theirs.values()):
         raise ConfigError(f"{asked}: {kind} is not a dict with values of type {type_.__name__}; fix it")
     if known := next((name for name in theirs if name in ours), None):
         raise ConfigError(f"{asked}: {kind} has {known}, which exists already; give it another name")
     return theirs
+
+
+def _fits(kind: str, value: Any, type_: type) -> bool:
+    """Whether a value has the type; models are classes themselves."""
+    return isinstance(value, type) and issubclass(value, type_) if kind == "MODELS" else isinstance(value, type_)
 
 
 def name_file(file: Path) -> None:

@@ -12,7 +12,7 @@ import yaml
 from matplotlib.text import Text
 
 import rankbench as rb
-from rankbench.analyses import ANALYSES
+from rankbench.analyses import ANALYSES, dynamics, residual
 from rankbench.analysing.runner import TRIED
 from rankbench.analysing.subjects import subjects_of_run
 from rankbench.commands.check import checked
@@ -28,7 +28,8 @@ from rankbench.config.keys import ConfigError
 from rankbench.judging import CLAIMS, PAPERS, figures_published, judge
 from rankbench.judging.registries import paper_of
 from rankbench.measures.law import LAWS
-from rankbench.model import initial_model
+from rankbench.measures.states import STATE_METRICS
+from rankbench.model import KINDS, initial_model
 from rankbench.model.weighting_check import check_weighting
 from rankbench.model.weightings import ATTENTIONS, Softmax, Start, Weighting, dot_products, hidden_as
 from rankbench.report.scoreboard import scoreboard
@@ -36,6 +37,7 @@ from rankbench.runs.machine import Machine
 from rankbench.runs.tables import read_table
 from rankbench.tasks import TASKS, build_task
 from rankbench.training.optimizers import OPTIMIZERS
+from rankbench.training.seeds_side_by_side import DYNAMICS
 
 EXAMPLE = Path(__file__).parents[1] / "example_plugin"
 NAMED = "plugins=[lettercount]"
@@ -46,6 +48,7 @@ OWN = {"nobody_small_weights", "law_letters_alike", "letters_alike", "Nobody 202
 def process(*path):
     """What a process has that has taken no plug-in yet and finds modules in these folders, too."""
     state = [TASKS, ANALYSES, ATTENTIONS, OPTIMIZERS, *(registry.held for registry in (CLAIMS, LAWS, PAPERS))]
+    state += [KINDS, STATE_METRICS, model.KINDS, residual.COLUMNS, dynamics.COLUMNS, dynamics.METRICS, DYNAMICS]
     state += [model.ATTENTIONS, schema.OPTIMIZERS, plugins.FOUND, plugins.LOADED, sys.path]
     before = [held.copy() for held in state]
     sys.path[:] = [*map(str, path), *sys.path]
@@ -69,13 +72,14 @@ def forget():
     """Take out what the example has brought in another test."""
     plugins.FOUND.clear()
     plugins.LOADED.clear()
-    for name in ("letter_count", "modular_addition", "weight_sizes", "inverse_square", "sign_sgd"):
-        for registry in (TASKS, ANALYSES, ATTENTIONS, OPTIMIZERS):
+    names = ("letter_count", "modular_addition", "weight_sizes", "inverse_square", "sign_sgd", "scaled_embedding")
+    for name in (*names, "length_spread"):
+        for registry in (TASKS, ANALYSES, ATTENTIONS, OPTIMIZERS, KINDS, STATE_METRICS):
             registry.pop(name, None)
     for registry in (CLAIMS, LAWS, PAPERS):
         for name in OWN & set(registry):
             del registry[name]
-    model.ATTENTIONS[:], schema.OPTIMIZERS[:] = ATTENTIONS, OPTIMIZERS
+    model.ATTENTIONS[:], schema.OPTIMIZERS[:], model.KINDS[:] = ATTENTIONS, OPTIMIZERS, KINDS
     sys.modules.pop("lettercount", None)
 
 
@@ -215,6 +219,26 @@ def test_an_update_rule_of_a_plugin_trains(elsewhere):
         compose("train", NAMED, "optimizer.name=sign")
 
 
+def test_a_model_and_a_metric_of_a_plugin(elsewhere):
+    sys.path.append(str(EXAMPLE))
+    words = [NAMED, "model.kind=scaled_embedding", "model.layers=2", "trainer.steps=600", "trainer.batch_size=4"]
+    words += ["task=letter_count", "trainer.eval_every=600", "trainer.dynamics_every=600"]
+    run = rb.train(*words, out=elsewhere / "run")
+    own = initial_model(run.config.model, build_task(run.config.task), 0)
+    plain = initial_model(compose("train", NAMED, *words[2:]).model, build_task(run.config.task), 0)
+    letters = torch.tensor([[0, 1, 2, 0]])
+    torch.testing.assert_close(own.embed(letters), 48**0.5 * plain.embed(letters))
+    tables = rb.analyze(run, "residual", "paths", plugins="lettercount", sequences=4, repeats=1)
+    assert tables["paths"].remainder.max() < 1e-12
+    states = tables["residual"].query("sublayer == 'input' and weights == 'initialised' and variant == 'full'")
+    batch = subjects_of_run(run, Machine.prepare(compose("analyze", "precision=fp64")))[0].test[:4]
+    lengths_BN = own.double().embed(batch.inputs).norm(dim=-1)
+    wanted = (lengths_BN.amax(-1) / lengths_BN.amin(-1)).mean().item()
+    assert states.length_spread.to_list() == pytest.approx([wanted], rel=1e-12)
+    assert tables["residual"].attrs["columns"]["length_spread"] == "Longest token over the shortest."
+    assert run.table("layers").length_spread.notna().any()
+
+
 def test_a_run_imports_nothing_that_its_reader_has_not_named(run, elsewhere):
     copied = elsewhere / "copied"
     shutil.copytree(run.folder, copied)
@@ -288,8 +312,8 @@ def test_a_job_takes_the_plugins_of_its_config(elsewhere):
         ({"mine.py": "raise SystemExit(3)"}, r"cannot be imported \(SystemExit: 3\)"),
         (
             {"mine.py": ""},
-            "not a plug-in; a plug-in has a dict TASKS, ANALYSES, ATTENTIONS, OPTIMIZERS, CLAIMS, LAWS or PAPERS, or "
-            "next to it a folder conf or a file published.csv",
+            "not a plug-in; a plug-in has a dict TASKS, ANALYSES, ATTENTIONS, MODELS, METRICS, OPTIMIZERS, CLAIMS, "
+            "LAWS or PAPERS, or next to it a folder conf or a file published.csv",
         ),
         ({"mine.py": "TASKS = {'a': int, 'sorting': int}"}, "TASKS has sorting, which exists already"),
         (
@@ -298,6 +322,7 @@ def test_a_job_takes_the_plugins_of_its_config(elsewhere):
         ),
         ({"mine.py": "CLAIMS = {'mine': 'that it is so'}"}, "CLAIMS is not a dict with values of type Claim"),
         ({"mine.py": "PAPERS = {'Dong et al. 2021': ''}"}, "PAPERS has Dong et al. 2021, which exists already"),
+        ({"mine.py": "class A: pass\nMODELS = {'mine': A}"}, "MODELS is not a dict with values of type Transformer"),
         ({"mine.py": "ATTENTIONS = {'mine': len}"}, "ATTENTIONS is not a dict with values of type Weighting"),
         (
             {"mine.py": "from rankbench.model.weightings import Relu\nATTENTIONS = {'relu': Relu()}"},
@@ -316,6 +341,20 @@ def test_what_is_no_plugin_ends_in_one_line(elsewhere, files, refusal):
     assert error.value.frames.startswith(f'  File "{elsewhere}/mine.py", line 1') or "cannot be imported" not in refusal
     assert (list(TASKS), list(ANALYSES)) == before
     load_plugins()  # the next command has forgotten it
+
+
+@pytest.mark.parametrize(
+    ("code", "refusal"),
+    [
+        ("lambda states: 1.0", "METRICS: one has no docstring; say what it measures"),
+        ("one", "METRICS: one gives 1.0 for 3 matrices; give 3 numbers"),
+    ],
+)
+def test_a_metric_that_is_none_is_refused_and_forgotten(elsewhere, code, refusal):
+    (elsewhere / "mine.py").write_text(f'def one(states):\n    """One."""\n    return 1.0\nMETRICS = {{"one": {code}}}')
+    with pytest.raises(ConfigError, match=f"^{refusal}"):
+        load_plugins(["mine"])
+    assert "one" not in STATE_METRICS
 
 
 def test_presets_of_plugins_are_listed_explained_and_reported(run, elsewhere, monkeypatch):

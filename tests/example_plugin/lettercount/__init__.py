@@ -1,5 +1,6 @@
-"""An example of a plug-in: two tasks, counting letters and adding modulo p; an analysis, the sizes of the weights; an
-attention; an update rule; and a paper of its own, with a law, two claims and, in published.csv, the numbers it prints.
+"""An example of a plug-in: two tasks, counting letters and adding modulo p; an analysis, the sizes of the weights; a
+metric of states; an attention; a model; an update rule; and a paper of its own, with a law, two claims and, in
+published.csv, the numbers it prints.
 """
 
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ from rankbench.judging import Claim, published
 from rankbench.judging.claim import Control, below
 from rankbench.judging.of_laws import agrees
 from rankbench.measures.law import CLAIMED, CONTROL, Law
+from rankbench.measures.states import States
+from rankbench.model.transformer import Transformer
 from rankbench.model.weightings import Start, Weighting, hidden_as
 from rankbench.tasks import Batch, Finite
 from rankbench.tasks.task import ABSENT
@@ -120,6 +123,19 @@ class InverseSquare(Weighting):
         return {}  # the weights are no function of a bilinear form
 
 
+class ScaledEmbedding(Transformer):
+    """A Transformer whose embeddings are multiplied by sqrt(D) (Vaswani et al. 2017, sec. 3.4)."""
+
+    def embed(self, inputs):
+        return self.width**0.5 * super().embed(inputs)
+
+
+def length_spread(states: States) -> torch.Tensor:
+    """Longest token over the shortest."""
+    length_BN = states.whole.length_BN1.squeeze(-1)
+    return length_BN.amax(-1) / length_BN.amin(-1)
+
+
 class SignSgd(torch.optim.Optimizer):
     """Steps of the same size for all weights, against the sign of the gradient."""
 
@@ -172,6 +188,8 @@ COLUMNS = {
 TASKS = {"letter_count": LetterCount, "modular_addition": ModularAddition}
 ATTENTIONS = {"inverse_square": InverseSquare()}
 ANALYSES = {"weight_sizes": Analysis(Options, table, None, digest, COLUMNS, ("weight_size",))}
+MODELS = {"scaled_embedding": ScaledEmbedding}
+METRICS = {"length_spread": length_spread}
 OPTIMIZERS = {"sign_sgd": lambda cfg, parameters, rows: SignSgd(parameters, {"lr": cfg.lr})}
 PAPERS = {"Nobody 2026": "Counting letters with one head"}
 LAWS = {"letters_alike": Law({"samples": 40_000}, predicted, "letters in the alphabet", "chance", simulated=simulated)}
