@@ -73,6 +73,22 @@ def test_the_preset_on_the_page_of_extensions_runs_from_a_folder_of_the_user(tmp
     assert all((tmp_path / "sweep" / f"{name}.csv").exists() for name in ("residual", "collapse", "verdicts"))
 
 
+def test_the_page_of_extensions_is_a_plugin_that_keeps_its_promises(tmp_path):
+    page = (ROOT / "docs" / "EXTENDING.md").read_text()
+    headings = re.findall(r"^## (.*)$", page, re.MULTILINE)
+    assert headings[:6] == ["A preset", "A metric", "A task", "An attention", "An analysis", "A plug-in"]
+    assert all("```" in page.partition(f"\n## {heading}\n")[2].partition("\n## ")[0] for heading in headings[:6])
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "__init__.py").write_text("\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)))
+    for name, text in re.findall(r"`(conf/(?:task|analysis)/\w+\.yaml)`:\n\n```yaml\n(.*?)```", page, re.DOTALL):
+        (tmp_path / "mine" / name).parent.mkdir(parents=True)
+        (tmp_path / "mine" / name).write_text(text)
+    done = succeeds("check", "plugins=mine", at=tmp_path).out
+    for tried in ("task=copying", "model.kind=scaled", "model.attention=cauchy", "model.attention=gated"):
+        assert f"{tried}: " in done
+    assert "optimizer.name=sign_descent: " in done and "analysis=weight_norms: " in done and "1 of METRICS" in done
+
+
 def listed(text):
     """Rows of the tutorial's listing: relative residuals by layer, by model.skip and kind of weights."""
     rows, skip = {}, None
