@@ -33,7 +33,7 @@ def check(cfg: ReportConfig, words: Sequence[str] = ()) -> None:
     if cfg.scoreboard is None:
         check_study(cfg.report, find_runs(cfg.runs), cfg.report.baseline)
         return
-    check_experiment(cfg.scoreboard)
+    check_experiment(cfg.scoreboard, pages=None if cfg.pages is None else Path(cfg.pages))
     chosen = {f"report.{name}": value for name, value in vars(cfg.report).items() if name != "open"}
     chosen |= {f"plot.{name}": value for name, value in vars(cfg.plot).items()}
     for name in (name for name, value in chosen.items() if value):

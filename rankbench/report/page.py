@@ -63,6 +63,8 @@ def write_page(
         claims=[row for row in statements if row["kind"] == "claim"],
         checks=[row for row in statements if row["kind"] == "check"],
         summary=records(summary),
+        summary_axes=[] if summary.empty else list(summary.columns[: summary.columns.get_loc("num_seeds") + 1]),
+        summary_values=[name.removesuffix("_mean") for name in summary if name.endswith("_mean")],
         differences=records(differences),
         sentences=sentences,
         runs=[_run(name, *run, seeds, folder) for name, run in runs.items()],

@@ -36,6 +36,7 @@ from rankbench.runs.tables import markdown, read_table, short, write_table
 BEGIN = "<!-- Written by `rankbench report experiment=all`"  # of every page, also of those by older versions
 MARK = f"{BEGIN}; the hand-written texts are in notes/. -->"
 INDEX = "README.md"
+BOARD = "scoreboard.html"
 SECOND = "second_seeds.csv"  # a preset's verdicts of its second run
 LARGEST = 200_000  # bytes of a figure
 READING = (
@@ -155,12 +156,14 @@ def index_of(folder: Path) -> str:
         MARK,
         "# Results\n",
         f"{len(table)} of {len(boards)} presets have been run{_without_claims(boards)}. {READING}\n",
-        markdown(pd.DataFrame(rows)),
+        f"[scoreboard.html]({BOARD}) is a page to search, with all claims and figures. By paper:\n",
+        "".join(f"- [{paper}]({_page_of(paper)}): {_counts_in_words(of)}\n" for paper, of in claims.items()),
+        _folded("These numbers in a table", markdown(pd.DataFrame(rows))),
         *([f"Checks of the tool: {checks.count('passed')} of {len(checks)} passed.\n"] if checks else []),
         *([f"In some setting {NOT_JUDGED}: {', '.join(not_judged)}.\n"] if not_judged else []),
         *_note(folder, "index"),
         "## Presets\n",
-        markdown(table),
+        _folded(f"{len(table)} presets: scale, date and commit of each", markdown(table)),
         *([f"Not run: {', '.join(unrun)}.\n"] if unrun else []),
         "The tables behind the pages: [statements.csv](statements.csv), a row for each claim; "
         "[presets.csv](presets.csv); in presets/ the settings and final numbers of each preset.\n",
@@ -242,18 +245,42 @@ def _paper_page(
     claims, checks = ([row for row in statements if row["kind"] == kind] for kind in ("claim", "check"))
     yield f"{MARK}\n# {paper}: {PAPERS.get(paper, 'its claims')}\n\n[All results]({INDEX})\n"
     if claims:
-        yield markdown(pd.DataFrame([_row_of_claim(row) for row in claims]))
-        yield f"{THRESHOLDS}\n"
+        yield f"{_counts_in_words(claims)}\n"
+        yield "".join(f"{_sentence(row)}\n" for row in claims)
+    if boards:
+        yield "## Presets\n"
+    for board in boards:
+        yield from _preset(board, folder)
+    if claims:
+        yield "## Claims\n"
+        table = markdown(pd.DataFrame([_row_of_claim(row) for row in claims]))
+        yield _folded(f"{len(claims)} claims in a table", f"{table}\n{THRESHOLDS}")
     for row in claims:
         yield from _claim(row, home)
     if checks:
         yield "## Checks of the tool\n"
     for row in checks:
         yield from _claim(row, home)
-    if boards:
-        yield "## Presets\n"
-    for board in boards:
-        yield from _preset(board, folder)
+
+
+def _sentence(row: dict[str, Any]) -> str:
+    """A claim in a line: its verdict, what it says and its number."""
+    statement = _plain(row["statement"])
+    return (
+        f"- **{row['outcome']}**: {statement} [{_number_of(row)}](#{row['claim']}-{row['outcome'].replace(' ', '-')})"
+    )
+
+
+def _counts_in_words(claims: list[dict[str, Any]]) -> str:
+    """How many claims there are, and how many of them have each outcome."""
+    outcomes = [row["outcome"] for row in claims]
+    counts = [f"{outcomes.count(word)} {word}" for word in OUTCOMES if word in outcomes]
+    return f"{len(claims)} claim{'' if len(claims) == 1 else 's'}: {', '.join(counts)}."
+
+
+def _folded(summary: str, text: str) -> str:
+    """Markdown that is shown on demand."""
+    return f"<details><summary>{summary}</summary>\n\n{text}\n</details>\n"
 
 
 def _row_of_claim(row: dict[str, Any]) -> dict[str, Any]:
@@ -297,7 +324,7 @@ def _claim(row: dict[str, Any], home: dict[str, str]) -> Iterator[str]:
             | {"p": setting["p_value"], "reason": setting["reason"]}
             for setting in row["settings"]
         ]
-        yield f"<details><summary>{len(table)} settings</summary>\n\n{markdown(pd.DataFrame(table))}\n</details>\n"
+        yield _folded(f"{len(table)} settings", markdown(pd.DataFrame(table)))
 
 
 def _p_text(row: dict[str, Any]) -> str:

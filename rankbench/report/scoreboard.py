@@ -4,7 +4,7 @@ import base64
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -32,6 +32,7 @@ from rankbench.report.news import News, news_since_last
 from rankbench.report.page import link_to, render
 from rankbench.report.preset_runs import NOT_RUN, PresetRun, across_presets, any_run, best_runs, second_runs
 from rankbench.report.results import (
+    BOARD,
     check_pages,
     counted,
     drop_old_claims,
@@ -44,15 +45,20 @@ from rankbench.runs.files import OUTPUTS, write_text
 from rankbench.runs.tables import latex, markdown, short, write_table
 
 EVERY = "all"
+TABLES = {"scoreboard.csv": "csv, a row for each claim", "verdicts.csv": "for each setting"}
+TABLES |= {"presets.csv": "for each preset", "scoreboard.md": "Markdown", "scoreboard.tex": "LaTeX"}
+TABLES_OF_PAGES = {"statements.csv": "csv, a row for each claim", "presets.csv": "for each preset"}
 # Columns of a statement that readers see, and how they are headed
 READABLE = {"claim": "claim", "outcome": "verdict", "measured": "measured", "published": "published"}
 READABLE |= {"claimed": "claimed", "over": "over", "held_after_holm": "after Holm", "replicated": "replicated"}
 READABLE |= {"scale": "scale", "reading": "reading"}
 
 
-def check_experiment(name: str, outputs: Path = OUTPUTS) -> None:
-    """Raise ConfigError unless the name is `all` or that of a preset, with a run in `outputs`."""
+def check_experiment(name: str, outputs: Path = OUTPUTS, pages: Path | None = None) -> None:
+    """Raise ConfigError unless the name is `all` or that of a preset, with a run in `outputs` or results on pages."""
     check_known("experiment", [name], [EVERY, *presets()])
+    if pages is not None and (pages / "presets.csv").exists():
+        return
     if not any_run(presets() if name == EVERY else [name], outputs):
         first = presets().get(name) or "rankbench train experiment=demo"
         raise ConfigError(f"experiment={name}: not run yet under {outputs.resolve()}; run it with `{first}`")
@@ -66,7 +72,7 @@ def scoreboard(experiment: str, folder: Path, pages: Path | None = None, outputs
     presets; None for `results` in `folder`. Returns lines for the reader; ConfigError if no preset has been run.
     """
     selected = {name: command for name, command in presets().items() if experiment in (EVERY, name)}
-    check_experiment(experiment, outputs)
+    check_experiment(experiment, outputs, pages)
     best, second = best_runs(selected, outputs), second_runs(selected, outputs)
     pages = pages or folder / "results"
     check_pages(pages)
@@ -84,18 +90,20 @@ def scoreboard(experiment: str, folder: Path, pages: Path | None = None, outputs
     write_table(table_of(statements), folder / "scoreboard.csv")
     write_text(folder / "scoreboard.md", "\n".join(_sections(statements)))
     write_text(folder / "scoreboard.tex", latex(readable(statements)))
-    write_text(folder / "scoreboard.html", _page(folder, statements, boards, best, news))
+    drawn = {name: _drawn(run, folder) for name, run in best.items()}
+    write_text(folder / "scoreboard.html", _page(statements, boards, drawn, news, TABLES))
     written = [_all_pages(pages, boards, best, second)] if experiment == EVERY else []
     counts = _counts(statements)
     unrun = [board["preset"] for board in boards if board["note"] == NOT_RUN]
+    said = ", ".join(f"{count} {word}" for word, count in counts.items())
     return [
-        f"{len(best)} of {len(selected)} presets run; {', '.join(f'{count} {word}' for word, count in counts.items())}",
+        f"{len(best)} of {len(selected)} presets run{said and '; '}{said}",
         *map(statement_line, statements),
         *([] if news is None else [news.line()]),
         *(f"{board['preset']}: {board['note']}" for board in boards if board["note"] not in ("", NOT_RUN)),
         *([f"not run: {', '.join(unrun)}"] if unrun else []),
         f"-> {folder / 'scoreboard.csv'}, .md, .tex and .html; verdicts.csv, presets.csv",
-        *(f"-> {index}" for index in written),
+        *(f"-> {index} and {BOARD}" for index in written),
     ]
 
 
@@ -116,7 +124,12 @@ def _all_pages(
             repeated = second[name].verdicts if name in second else known_second(pages, name)
             verdicts += beside_second(source.verdicts, repeated)
     boards = [board | _about_second(second.get(board["preset"])) for board in boards]
-    return write_pages(pages, across_presets(verdicts), boards, runs, second)
+    statements = across_presets(verdicts)
+    index = write_pages(pages, statements, boards, runs, second)
+    homes = {name: pages / "presets" / name for name in known | runs}
+    drawn = {name: _linked(home, sorted(home.glob("*.png")), 0, pages) for name, home in homes.items()}
+    write_text(pages / BOARD, _page(statements, boards, drawn, None, TABLES_OF_PAGES))
+    return index
 
 
 def _about_second(run: PresetRun | None) -> dict[str, str]:
@@ -155,15 +168,15 @@ def _sections(statements: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _page(
-    folder: Path,
     statements: list[dict[str, Any]],
-    boards: list[dict[str, str]],
-    best: dict[str, PresetRun],
+    boards: list[dict[str, Any]],
+    drawn: dict[str, dict[str, Any]],
     news: News | None,
+    tables: dict[str, str],
 ) -> str:
-    run_boards = {
-        board["preset"]: board | _drawn(best[board["preset"]], folder) for board in boards if board["preset"] in best
-    }
+    """The text of scoreboard.html. drawn: for each preset that has been run, its figures and the address of its folder.
+    tables: the files next to the page, with what they hold."""
+    run_boards = {board["preset"]: board | drawn[board["preset"]] for board in boards if board["preset"] in drawn}
     papers = by_paper(statements)
     groups = {paper: _by_preset(rows) for paper, rows in papers.items()}
     return render(
@@ -178,7 +191,8 @@ def _page(
         boards=run_boards,
         home={preset: paper for paper in reversed(groups) for preset in groups[paper]},
         checks=[row for row in statements if row["kind"] == "check"],
-        unrun=[board for board in boards if board["preset"] not in best],
+        unrun=[board for board in boards if board["preset"] not in drawn],
+        tables=tables,
     )
 
 
@@ -189,22 +203,32 @@ def _by_preset(claims: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
 
 
 def _drawn(run: PresetRun, folder: Path) -> dict[str, Any]:
-    link = link_to(run.folder, folder)
-    figures = [
+    """The figures of a run, inside the page, with readings of their marks."""
+    drawn = _linked(run.folder, run.figures(), run.num_seeds, folder)
+    for figure, path in zip(drawn["figures"], run.figures(), strict=True):
+        figure["source"] = f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
+        figure["spots"] = Markup(spots_over_png(path))
+    return drawn
+
+
+def _linked(home: Path, figures: Iterable[Path], num_seeds: int, folder: Path) -> dict[str, Any]:
+    """The figures of a preset as files next to the page. folder: of the page. num_seeds: 0 if it is not known."""
+    link = link_to(home, folder)
+    pictures = [
         {
             "name": path.stem,
-            "caption": _caption(path.stem, run),
+            "caption": _caption(path.stem, num_seeds),
             "link": link + quote(os.fsencode(path.name)),
-            "source": f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}",
-            "spots": Markup(spots_over_png(path)),
+            "source": link + quote(os.fsencode(path.name)),
+            "spots": "",
         }
-        for path in run.figures()
+        for path in figures
     ]
-    return {"link": link, "figures": figures}
+    return {"link": link, "figures": pictures}
 
 
-def _caption(figure: str, run: PresetRun) -> str:
+def _caption(figure: str, num_seeds: int) -> str:
     """The figure in words; empty if no analysis of today draws it."""
     name = re.sub(r"_\d+$", "", figure)
     draw = ANALYSES[name].figure if name in ANALYSES else None
-    return caption_of(name, draw, run.num_seeds) if draw else ""
+    return caption_of(name, draw, num_seeds) if draw else ""

@@ -99,6 +99,40 @@ def test_nothing_is_beside_the_page(page, width):
         assert overflow(browser) > 0
 
 
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    """The report of a sweep over four keys with three final numbers, of many digits each."""
+    home = tmp_path_factory.mktemp("wide")
+    numbers = {"test_accuracy": 0.1234567, "valid_loss": 12.3456789, "test_loss": 123.456789}
+    for job, (norm, heads) in enumerate((norm, heads) for norm in ("none", "pre") for heads in (1, 128)):
+        keys = {"name": "contractive_l2", "norm": norm, "heads": heads, "width": 48 * heads, "layers": heads + 2}
+        folder = home / "runs" / str(job)
+        folder.mkdir(parents=True)
+        config = {"model": keys, "task": {"name": "sorting"}, "seed": 0, "out": "there", "analysis": {}}
+        (folder / "config.yaml").write_text(yaml.safe_dump(config))
+        seeds = [
+            {"seed": seed, "status": "finished", **{name: value * (1 + seed / 7) for name, value in numbers.items()}}
+            for seed in range(3)
+        ]
+        (folder / "summary.json").write_text(json.dumps({"status": "finished", "seeds": seeds}))
+    (home / "report").mkdir()
+    gather(find_runs(str(home / "runs")), home / "report")
+    return home / "report" / "report.html"
+
+
+@pytest.mark.parametrize("look", [{"width": 1280}, {"width": 390}, {"width": 718, "printed": True}], ids=str)
+def test_the_summary_of_a_sweep_is_not_cut(wide, look):
+    """718 px: the width between the margins of a sheet of A4."""
+    box = "document.querySelector('[aria-label=Summary]')"
+    with Browser(wide.as_uri(), **look) as browser:
+        over = f"[{box}.scrollWidth - {box}.clientWidth, {box}.getBoundingClientRect().right - {look['width']}]"
+        assert max(browser.see(over)) <= 0
+        text = browser.see(f"{box}.innerText").replace("\n", " ")
+        assert "0.1411" in text and "best 0.1587" in text and "123.5" in text
+        browser.see(f"{box}.querySelector('td').style.minWidth = '3000px'")
+        assert max(browser.see(over)) > 0
+
+
 @pytest.mark.parametrize("look", [{}, {"dark": True}, {"width": 390, "dark": True}, {"printed": True}], ids=str)
 def test_every_text_stands_out_from_what_is_behind_it(page, look):
     with Browser(page.as_uri(), **look) as browser:

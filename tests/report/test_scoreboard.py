@@ -395,7 +395,7 @@ def pages(tmp_path_factory):
     (notes / "index.md").write_text("What a person says of all.\n")
     for number in (1, 2):
         lines = scoreboard("all", home, pages=home / "docs", outputs=home / "outputs")
-        assert f"-> {home / 'docs' / 'README.md'}" in lines
+        assert f"-> {home / 'docs' / 'README.md'} and scoreboard.html" in lines
         if number == 1:
             first = {path.name: path.read_bytes() for path in (home / "docs").rglob("*.*")}
     assert first == {path.name: path.read_bytes() for path in (home / "docs").rglob("*.*")}
@@ -448,6 +448,41 @@ def test_pages_keep_what_they_say_of_a_preset_without_a_run(pages, tmp_path):
     assert "0.25" in now and "0.25" not in was
     was, now = (read_table(folder / "presets.csv").set_index("preset").command for folder in (pages, copy))
     assert was["dong_fig4_sorting"] == now["dong_fig4_sorting"]
+
+
+def test_pages_are_written_again_without_any_run(pages, tmp_path):
+    """As in a clone: with the scoreboard of all that the pages know, its figures the files next to it."""
+    copy = shutil.copytree(pages, tmp_path / "docs")
+    (copy / "scoreboard.html").unlink()
+    scoreboard("all", tmp_path, pages=copy, outputs=tmp_path / "nothing")
+    files = [path.relative_to(pages) for path in pages.rglob("*.*")]
+    assert all((copy / file).read_bytes() == (pages / file).read_bytes() for file in files)
+    page = (copy / "scoreboard.html").read_text()
+    assert '<details open id="dong_fig4_sorting"' in page and 'id="claim-knob_temperature"' in page
+    sources = re.findall(r'<img [^>]*src="([^"]+)"', page)
+    assert "presets/dong_fig4_sorting/paths.png" in sources and all((copy / source).exists() for source in sources)
+    links = re.findall(r'href="([^#"]+)"', page)
+    assert len(links) > 5 and all((copy / link).exists() for link in links)
+
+
+def test_a_page_opens_with_sentences_and_folds_its_tables(pages):
+    lines = (pages / "dong_et_al_2021.md").read_text().splitlines()
+    first = lines.index("1 claim: 1 partly held.")
+    assert (
+        lines[first + 2].startswith("- **partly held**: ") and "0.5 [0.98, 0.995] (95 %, 5 seeds)" in lines[first + 2]
+    )
+    anchor = re.search(r"\(#([^)]+)\)", lines[first + 2])[1]
+    assert "### dong_fig4_whole_sorting: partly held" in lines and anchor == "dong_fig4_whole_sorting-partly-held"
+    order = [
+        lines.index(line)
+        for line in ("## Presets", "![paths of dong_fig4_sorting](presets/dong_fig4_sorting/paths.png)", "## Claims")
+    ]
+    assert first < order[0] < order[1] < order[2]
+    for page in pages.glob("*.md"):
+        folds = 0
+        for line in page.read_text().splitlines():
+            folds += line.count("<details>") - line.count("</details>")
+            assert folds == 1 if line.startswith("| ") else folds in (0, 1), (page.name, line)
 
 
 @pytest.mark.skipif(not (DOCS / "results" / "README.md").exists(), reason="no results are kept here")
