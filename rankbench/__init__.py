@@ -11,14 +11,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rankbench.api import analyze, load, load_sweep, plot, train
+    from rankbench.api import analyze, by_layer, load, load_sweep, plot, train
     from rankbench.config.keys import ConfigError
     from rankbench.observing.observer import observe
     from rankbench.report.joined_tables import Runs
     from rankbench.runs.run import Run
 
 __version__ = "0.1.0"
-__all__ = ["ConfigError", "Run", "Runs", "analyze", "load", "load_sweep", "observe", "plot", "train"]
+__all__ = ["ConfigError", "Run", "Runs", "analyze", "by_layer", "load", "load_sweep", "observe", "plot", "train"]
 _ROOMS = {"ConfigError": "rankbench.config.keys", "observe": "rankbench.observing.observer"}
 
 
@@ -30,4 +30,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted([*__all__, "__version__"])

@@ -38,11 +38,11 @@ from rankbench.report.jobs import runs_in
 from rankbench.report.joined_tables import Runs, load_runs
 from rankbench.runs.machine import Machine
 from rankbench.runs.run import Run, find_run
-from rankbench.runs.tables import column_help
+from rankbench.runs.tables import by_layer, column_help
 from rankbench.training.loop import Interrupted
 from rankbench.training.loop import train as train_run
 
-__all__ = ["analyze", "load", "load_sweep", "plot", "train"]
+__all__ = ["analyze", "by_layer", "load", "load_sweep", "plot", "train"]
 
 Folder = str | os.PathLike[str]
 

@@ -96,7 +96,7 @@ def test_importing_rankbench_loads_nothing_heavy(tmp_path):
     program = f"""
 import sys
 import rankbench
-print([name for name in {heavy} if name in sys.modules], set(rankbench.__all__) <= set(dir(rankbench)))
+print([name for name in {heavy} if name in sys.modules], dir(rankbench) == sorted([*rankbench.__all__, "__version__"]))
 """
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
@@ -139,6 +139,12 @@ def test_the_blocks_of_the_documents_run(tmp_path, monkeypatch):
     exec(tape, names)
     assert set(names["tables"]) == {"spectrum", "attention"}
     assert len(names["sums"].by_length_KBND) == 2 and names["sums"].remainder < 1e-5  # float32
+    (weights_BM, values_BMK) = names["kept"][1]
+    q_BNK, k_BNK, v_BNK = encoder.self_attn.in_proj_weight.mul(1).chunk(3)
+    states_BND, biases = names["inputs"], encoder.self_attn.in_proj_bias.chunk(3)
+    q, k, v = ((states_BND @ w.T + b)[..., 4:] for w, b in zip((q_BNK, k_BNK, v_BNK), biases, strict=True))
+    torch.testing.assert_close(weights_BM, (q[:, -1:] @ k.mT / 2).softmax(-1)[:, 0])
+    torch.testing.assert_close(values_BMK, v)
 
 
 # --- train -----------------------------------------------------------------------------------------------------------

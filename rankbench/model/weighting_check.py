@@ -35,8 +35,8 @@ def check_weighting(name: str) -> None:
 
 
 def _attention(name: str, mask: str) -> Attention:
-    sizes = {"layers": 1, "width": WIDTH, "heads": HEADS, "mask": mask}
-    cfg = ModelConfig(name="check", attention=name, window=1 if mask == "window" else None, **sizes)
+    window = 1 if mask == "window" else None
+    cfg = ModelConfig(attention=name, mask=mask, window=window, layers=1, width=WIDTH, heads=HEADS)
     with torch.device("meta"):
         model = Transformer(cfg, input_kind="tokens", num_inputs=2, num_outputs=2, length=TOKENS)
     allocate(model)

@@ -139,7 +139,25 @@ def write_pages(
         elif (folder / _page_of(paper)).exists():
             (folder / _page_of(paper)).unlink()
     write_text(folder / INDEX, index_of(folder))
+    claims = [row["outcome"] for row in statements if row["kind"] == "claim"]
+    done = [board for board in boards if board["note"] != NOT_RUN]
+    write_text(folder / "claims.svg", badge("claims held", f"{claims.count(OUTCOMES[0])} of {len(claims)}"))
+    write_text(folder / "presets.svg", badge("presets run", f"{len(done)} of {len(boards)}"))
     return folder / INDEX
+
+
+def badge(label: str, value: str) -> str:
+    """A badge for the README as SVG: a word on grey, a value on blue."""
+    left, right = (7 * len(text) + 12 for text in (label, value))  # 7: about the width of a letter at 11 px
+    middle = (left / 2, left + right / 2)
+    texts = "".join(f'<text x="{x}" y="14">{text}</text>' for x, text in zip(middle, (label, value), strict=True))
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + right}" height="20" role="img" '
+        f'aria-label="{label}: {value}"><rect width="{left + right}" height="20" rx="3" fill="#0b5cad"/>'
+        f'<path d="M3 0h{left - 3}v20H3a3 3 0 0 1-3-3V3a3 3 0 0 1 3-3" fill="#555"/>'
+        f'<g fill="#fff" text-anchor="middle" font-family="DejaVu Sans,Verdana,sans-serif" font-size="11">{texts}</g>'
+        "</svg>\n"
+    )
 
 
 def index_of(folder: Path) -> str:

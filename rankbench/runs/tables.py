@@ -22,6 +22,8 @@ RUN = {  # the columns that every table begins with, and what they mean
     "seed": "Seed of weights, data and all other draws.",
 }
 RUN_COLUMNS = list(RUN)
+# Columns of which by_layer keeps one choice, and the one that it prefers; None: the first.
+CHOICES = {"weights": "trained", "variant": "full", "view": "all", "special_tokens": None, "dtype": None}
 MEANINGS: dict[str, Mapping[str, str]] = {}  # of the other columns of each table; whoever writes a table adds them
 
 
@@ -145,6 +147,35 @@ def last_of_layer(table: pd.DataFrame) -> pd.DataFrame:
     # the row of a layer's MLP, if it has one, follows that of its attention
     before_mlp = (states.sublayer == "attention") & (states.sublayer.shift(-1) == "mlp")
     return states[~before_mlp]
+
+
+def by_layer(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of a table that a first look needs: one for each run, seed and layer.
+
+        rankbench.by_layer(tables["residual"]).groupby("layer").relative_residual.mean()
+
+    Of trained and initialised weights the trained ones count; of the variants the full network; of other columns with
+    several choices (special_tokens, dtype) the first. A state is that which leaves the layer, after its last sub-layer,
+    and columns of heads are means over them. ConfigError for a table without layers.
+    """
+    if "layer" not in table:
+        raise ConfigError(f"by_layer: a table without a column layer; it has {', '.join(map(str, table.columns))}")
+    rows = table
+    for column, preferred in CHOICES.items():
+        if column in rows and len(rows):
+            rows = rows[rows[column] == (preferred if preferred in set(rows[column]) else rows[column].iloc[0])]
+    named = (*RUN_COLUMNS, *table.attrs.get("varied", ()), *CHOICES, "layer")
+    axes = [name for name in dict.fromkeys(named) if name in rows]
+    if "head" in rows:
+        heads = rows["head"].notna()
+        states = rows[~heads].groupby(axes, dropna=False).tail(1).set_index(axes)
+        rows = states.combine_first(rows[heads].groupby(axes, dropna=False).mean(numeric_only=True)).reset_index()
+    else:
+        rows = rows.groupby(axes, dropna=False).tail(1)
+    left = [name for name in table if name in axes or (name != "head" and rows[name].notna().any())]
+    rows = rows[left].sort_values(axes, ignore_index=True)
+    rows.attrs = dict(table.attrs)
+    return rows
 
 
 def thinned(wide: pd.DataFrame, most: int = 13) -> pd.DataFrame:

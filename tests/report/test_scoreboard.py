@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pandas as pd
@@ -558,6 +559,20 @@ def test_a_browser_filters_the_claims_and_opens_what_an_address_names(pages):
         seen = browser.see(script)
     dong, knob = ["claim-dong_fig4_whole_sorting"], ["claim-knob_temperature"]
     assert seen["seen"] == [[], knob, dong, [], dong, [], knob, []] and seen["over"] <= 0
+
+
+def test_badges_say_what_the_tables_say(pages):
+    """Of the pages of two presets, and of those that are kept."""
+    for folder in (pages, DOCS / "results"):
+        statements, boards = (records(read_table(folder / f"{name}.csv")) for name in ("statements", "presets"))
+        claims = [row["outcome"] for row in statements if row["kind"] == "claim"]
+        ran = len([board for board in boards if board["note"] != "not run"])
+        wanted = {"claims": f"{claims.count('held')} of {len(claims)}", "presets": f"{ran} of {len(boards)}"}
+        for name, value in wanted.items():
+            texts = [
+                node.text for node in ElementTree.parse(folder / f"{name}.svg").iter() if node.tag.endswith("text")
+            ]
+            assert texts[1] == value, folder
 
 
 def test_what_a_person_wrote_is_kept_and_shown(pages):

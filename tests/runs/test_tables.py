@@ -14,14 +14,46 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from rankbench.config.keys import ConfigError
 from rankbench.runs.files import replacing, write_json, write_text
 from rankbench.runs.intervals import interval95
-from rankbench.runs.tables import RUN_COLUMNS, mean_and_spread, read_table, thinned, with_who, write_table
+from rankbench.runs.tables import RUN_COLUMNS, by_layer, mean_and_spread, read_table, thinned, with_who, write_table
 
 every = settings(max_examples=25, deadline=None)
 
 
 # --- files -----------------------------------------------------------------------------------------------------------
+
+
+def test_by_layer_keeps_one_row_for_each_run_seed_and_layer():
+    """Trained weights, the whole network, the state after the last sub-layer, and means over heads."""
+    rows = [
+        {"weights": weights, "variant": variant, "layer": layer, "sublayer": sublayer, "head": head, "x": x, "p": p}
+        for weights, more in (("initialised", 0), ("trained", 100))
+        for variant, factor in (("full", 1), ("no_mlp", 1000))
+        for layer, sublayer, head, x, p in (
+            (0, "input", None, 1 + more, None),
+            (1, "weights", 1, None, factor * (2 + more)),
+            (1, "weights", 2, None, factor * (4 + more)),
+            (1, "attention", None, 3 + more, None),
+            (1, "mlp", None, 5 + more, None),
+        )
+    ]
+    table = pd.concat([with_who(pd.DataFrame(rows), run="r", task="t", model="m", seed=seed) for seed in (3, 1)])
+    table = table.reset_index(drop=True)
+    table.attrs = {"analysis": "residual"}
+    kept = by_layer(table)
+    assert kept.attrs == table.attrs and kept.columns.to_list() == [name for name in table if name != "head"]
+    assert kept[["seed", "layer", "sublayer", "x"]].to_numpy().tolist() == [
+        [seed, layer, sublayer, x] for seed in (1, 3) for layer, sublayer, x in ((0, "input", 101), (1, "mlp", 105))
+    ]
+    assert kept.p.dropna().to_list() == [103, 103] and set(kept.weights) == {"trained"}
+    heads = by_layer(table[table["head"].notna()].drop(columns="sublayer").reset_index(drop=True))
+    assert heads.p.to_list() == [103, 103] and "x" not in heads
+    fresh = by_layer(table[table.weights == "initialised"].reset_index(drop=True))
+    assert fresh.x.to_list() == [1, 5, 1, 5]
+    with pytest.raises(ConfigError, match=r"^by_layer: a table without a column layer; it has run, task"):
+        by_layer(table.drop(columns="layer"))
 
 
 def test_what_a_kill_left_of_a_file_goes_with_the_next_write_and_what_is_being_written_stays(tmp_path):
