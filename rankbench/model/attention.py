@@ -149,19 +149,13 @@ class Heads(nn.Module):
         return self.weighting.qk_maps(self.maps_as_applied(), self) if self.has_score_maps else {}
 
     def mixing(
-        self,
-        p_BHNM: Tensor,
-        seen_NM: Tensor | None,
-        gains_BHM: Tensor | None,
-        v_BHMV: Tensor,
-        gate_BHN: Tensor | None = None,
+        self, p_BHNM: Tensor, seen_NM: Tensor | None, gains_BHM: Tensor | None, v_BHMV: Tensor, gate_BHN: Tensor | None
     ) -> Tensor:
         """Matrix M that multiplies the values v: P, or its mix with the identity and the average of the visible keys.
         It includes the `gains` of the values and the weighting's `gate` of the queries.
 
         Before the gate, exclusive heads have M - diag(c), c_i = <(M v)_i, v_i> / |v_i|^2, whose product with v is
-        orthogonal to v token by token (Zhai 2026, Exclusive self-attention). With P and c frozen, it is linear in the
-        values.
+        orthogonal to v token by token (Zhai 2026, Exclusive self-attention), and with P and c frozen linear in v.
         """
         mixed_BHNM = p_BHNM if self.mix == ATTENTION_ALONE else self._mixed(p_BHNM, seen_NM)
         mixed_BHNM = mixed_BHNM if gains_BHM is None else mixed_BHNM * gains_BHM[..., None, :]
