@@ -30,6 +30,7 @@ from rankbench.judging import (
 from rankbench.plots.pictures import png_within
 from rankbench.report.page import records
 from rankbench.report.preset_runs import NO_CLAIMS, NOT_RUN, PresetRun
+from rankbench.report.scales import BOTH, LAPTOP, both_scales, in_words, keep_laptop
 from rankbench.runs.files import read_text, replacing, write_text
 from rankbench.runs.tables import markdown, read_table, short, write_table
 
@@ -125,12 +126,16 @@ def write_pages(
     kept = {board["preset"] for board in boards if board["note"] != NOT_RUN} - runs.keys()
     for old in (folder / "presets").glob("*"):
         if old.name not in kept:
-            _remove_old(old, spared=SECOND if old.name in runs else "")
+            if old.name in runs:
+                keep_laptop(old, runs[old.name].budget)
+            _remove_old(old, spared=(SECOND, LAPTOP) if old.name in runs else ())
     for preset, run in runs.items():
         _copy(run, folder / "presets" / preset)
     for preset, run in second.items():
         (folder / "presets" / preset).mkdir(parents=True, exist_ok=True)
         write_table(pd.DataFrame(run.verdicts or {"claim": []}), folder / "presets" / preset / SECOND)
+    if len(both := both_scales(folder)):
+        write_table(both, folder / BOTH)
     papers = grouped(statements, lambda row: row["paper"])
     for paper in dict.fromkeys([*PAPERS, *papers]):
         if paper in papers:
@@ -180,6 +185,7 @@ def index_of(folder: Path) -> str:
         *([f"Checks of the tool: {checks.count('passed')} of {len(checks)} passed.\n"] if checks else []),
         *([f"In some setting {NOT_JUDGED}: {', '.join(not_judged)}.\n"] if not_judged else []),
         *_note(folder, "index"),
+        *filter(None, [in_words(both_scales(folder))]),
         "## Presets\n",
         _folded(f"{len(table)} presets: scale, date and commit of each", markdown(table)),
         *([f"Not run: {', '.join(unrun)}.\n"] if unrun else []),
@@ -231,10 +237,10 @@ def _page_of(paper: str) -> str:
     return f"{slug(paper)}.md"
 
 
-def _remove_old(folder: Path, spared: str) -> None:
-    """Remove a preset's tables and figures of an earlier call, except for the file that is spared."""
+def _remove_old(folder: Path, spared: Collection[str]) -> None:
+    """Remove a preset's tables and figures of an earlier call, except for the files that are spared."""
     for old in [*folder.glob("*.png"), *folder.glob("*.csv")]:
-        if old.name != spared:
+        if old.name not in spared:
             old.unlink()
     if folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()

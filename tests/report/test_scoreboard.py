@@ -248,6 +248,31 @@ def test_a_second_run_does_not_replace_the_first_that_the_pages_know(outputs, tm
     assert (row["measured"], row["replicated"]) == (0.99, "yes") and disagreements(tmp_path / "docs") == []
 
 
+@pytest.mark.parametrize(
+    ("outcome", "same", "text"),
+    [
+        ("held", "yes", "Of 1 settings that were judged at both scales, 1 have the same outcome ("),
+        ("undecided", "undecided", "0 have the same outcome, 1 are undecided at one of them ("),
+        ("failed", "no", "0 have the same outcome, and 1 turn round ("),
+    ],
+)
+def test_a_verdict_of_the_laptop_stays_beside_that_of_the_papers_scale(outputs, tmp_path, outcome, same, text):
+    laptop = run_of(outputs, "one", budget="laptop")
+    pages = tmp_path / "docs"
+    scoreboard("all", tmp_path, pages=pages, outputs=outputs)
+    assert "both scales" not in (pages / "README.md").read_text()
+    shutil.rmtree(laptop)
+    paper = run_of(outputs, "two", outcome=outcome, measured=0.5, written=2000)
+    run_of(outputs, "other", preset="dong_fig4_sorting")
+    for _ in range(2):  # also without the runs
+        scoreboard("all", tmp_path, pages=pages, outputs=outputs)
+        (row,) = records(read_table(pages / "laptop_and_paper.csv"))
+        assert (row["laptop"], row["paper"], row["same"]) == ("held", outcome, same)
+        assert row["laptop_measured"].startswith("0.99 ") and row["paper_measured"].startswith("0.5 ")
+        assert text in (pages / "README.md").read_text()
+        shutil.rmtree(paper, ignore_errors=True)
+
+
 def test_a_run_on_late_seeds_alone_represents_its_preset(outputs, tmp_path):
     run_of(outputs, "only", seed=1234)
     (row,), boards, _ = scoreboard_of(outputs, tmp_path, "all")
