@@ -21,12 +21,12 @@ help: ## list the targets
 setup: $(STAMP) ## create .venv and install rankbench with its pinned dependencies
 
 $(STAMP): pyproject.toml constraints.txt
-	@echo "setup: installing into .venv (torch is large; the first time takes minutes)"
+	@echo "setup: installing into .venv; torch alone is 200 MB or more, so the first time takes minutes"
 	@test -x $(BIN)/pip || $(PYTHON) -m venv .venv
-	@$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
 	@touch $@
 
-demo: setup ## train a small model and take it apart; results land in outputs/
+demo: setup ## train a small model and take it apart, in 2 minutes and the time of setup; results land in outputs/
 	$(BIN)/rankbench train experiment=demo
 
 # After an interruption the same command continues. A preset without its text or checkpoint says so, and the others run.

@@ -13,7 +13,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from rankbench.commands.budgets import fitted
-from rankbench.commands.composition import composed
+from rankbench.commands.composition import composed, name_folder
 from rankbench.commands.messages import explaining, groups, wanted
 from rankbench.config import model, plugins, schema
 from rankbench.config.compatibility import check
@@ -160,6 +160,7 @@ def compose(command: str, *words: str) -> Config:
     if config.hydra.mode is not None and config.hydra.mode.name == "MULTIRUN" and varied:
         preset = next(word for word in given if word.startswith("experiment="))
         raise ConfigError(f"{_sweep_refused(preset, command, given)}; or give one value for {', '.join(varied)}")
+    name_folder(config)
     with open_dict(config):
         del config["hydra"]
     return resolve(config, given)

@@ -3,10 +3,12 @@
 import functools
 import os
 import pickle
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import hydra
 from hydra.core.config_search_path import ConfigSearchPath
@@ -27,6 +29,8 @@ from rankbench.config import plugins
 from rankbench.config.schema import SCHEMAS, conf_dir
 
 MOST_KEPT = 64  # compositions, about 20 KiB each
+NAMING = {"experiment", "model", "model.name", "checkpoint", "module", "run"}  # keys that a folder's name is taken from
+LONGEST_NAME = 40  # characters of a preset's or a model's name in that of a folder
 
 
 class PluginFolders(SearchPathPlugin):
@@ -98,6 +102,25 @@ def composed_here(command: str, words: Sequence[str]) -> DictConfig:
         return hydra.compose(command, list(words), return_hydra_config=True)  # raises Hydra's error
     record_words(config, overrides)
     return config
+
+
+def name_folder(config: DictConfig, varied: Iterable[str] = ()) -> None:
+    """Add the name of the preset, the network or the model to a folder that is named after the time alone.
+
+    varied: the keys of a sweep; if one of them is in NAMING, the folder has no name.
+    """
+    plain: Any = OmegaConf.to_container(config)
+    folder = str(plain.get("out") or "")
+    if not folder.endswith("}") or "${now:" not in folder or NAMING & set(varied):
+        return
+    name = config.hydra.runtime.choices.get("experiment")
+    if not name:
+        given = config.get("checkpoint") or config.get("module")
+        model = plain.get("model")
+        name = re.split("[/:]", given.rstrip("/"))[-1] if given else isinstance(model, dict) and config.model.name
+    if name and not config.get("run"):
+        name = re.sub(r"[^\w.+-]+", "-", str(name))[:LONGEST_NAME]
+        config.out = f"{folder}_{name}"
 
 
 def record_words(config: DictConfig, overrides: Iterable[Override]) -> None:

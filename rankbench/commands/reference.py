@@ -55,7 +55,7 @@ def page() -> str:
     for command in SCHEMAS:
         cfg = composed(command)
         if "out" in cfg:
-            cfg.out = f"outputs/{command}/<time>"
+            cfg.out = f"outputs/{command}/<time>{'_<preset or model>' if 'model' in cfg else ''}"
         for heading, item in rows_of(command, cfg):
             sections.setdefault(heading, {}).setdefault(item.name, item)
     for choice, (heading, rows) in stated().items():

@@ -12,7 +12,7 @@ from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from rankbench.commands.checks import check_job
-from rankbench.commands.composition import composed_here, record_words, register
+from rankbench.commands.composition import composed_here, name_folder, record_words, register
 from rankbench.commands.job import config_of_job, typed_words
 from rankbench.commands.sweeps import sweep
 from rankbench.commands.workers import end_with
@@ -34,6 +34,7 @@ def start(command: str, words: list[str], job: Callable[[DictConfig], Any], want
         if override.is_hydra_override():
             raise ConfigError(f"{override.input_line}: a sweep varies no key of Hydra; give one value")
     record_words(config, overrides)
+    name_folder(config, [override.key_or_group for override in varied])
     mode = RunMode.MULTIRUN if is_sweep else RunMode.RUN
     if config.hydra.mode != mode:
         config.hydra.mode = mode
@@ -69,9 +70,11 @@ class JobConfigs:
         self.ends_with = ends_with
 
     def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
-        """The config of the job with these words. `${now:...}` is the same in all jobs."""
+        """The config of the job with these words. `${now:...}` and the sweep's folder are the same in all jobs."""
         words = [*master_config.hydra.overrides.hydra, *sweep_overrides]
         config = composed_here(master_config.hydra.job.config_name, words)
+        if "out" in config and not any(word.startswith("out=") for word in sweep_overrides):
+            config.out = master_config.out
         OmegaConf.copy_cache(from_config=master_config, to_config=config)
         return config
 

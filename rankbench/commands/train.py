@@ -1,5 +1,6 @@
 """`rankbench train`."""
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -62,7 +63,19 @@ def run(config: DictConfig) -> float:
         if cfg.analysis and (trained or cfg.objective is None):  # a search continues if every seed diverged
             lines += (analysed := analyze_trained(cfg, run))
             print("\n".join(analysed))
-        if in_sweep:
+        if not in_sweep:
+            print(_closing_line(cfg, run.folder))
+        else:
             texts = getattr(build_task(cfg.task), "files", [])
             record(run.folder, made_from, hydra.job.override_dirname, texts, "\n".join(lines).split("\n"))
     return mean if cfg.objective is None else objective_value(summary, cfg.objective)
+
+
+def _closing_line(cfg: TrainConfig, folder: Path) -> str:
+    """What to look at, and what to type next."""
+    from rankbench.runs.files import OUTPUTS
+
+    drawn = [folder / f"{name}.{kind}" for name in (*reversed(cfg.analysis), "metrics") for kind in cfg.figures[:1]]
+    look = next((f"look at: {path}; " for path in drawn if path.exists()), "")
+    is_latest = folder.resolve().parent == (OUTPUTS / "train").resolve()
+    return f"{look}next: rankbench report runs={'latest' if is_latest else shlex.quote(str(folder))}"

@@ -113,6 +113,7 @@ class Claim:
     sourced: whether the source states the threshold, or it is the 1 at which a ratio turns round. A threshold of 0 is
     the sign of a difference; all others are ours.
     since: the day on which the claim's test last changed. Verdicts of an earlier test are not shown as this claim's.
+    in_words: of a measure that is a log10, the sentence in which `{}` stands for the number itself.
     """
 
     statement: str
@@ -136,6 +137,7 @@ class Claim:
     floor: str = ""
     sourced: bool = False
     since: str = ""
+    in_words: str = ""
 
     @property
     def threshold(self) -> str:

@@ -14,8 +14,8 @@ from typing import Any
 import pandas as pd
 
 from rankbench.judging.claim import BROKEN, FAILED, HELD, NOTHING, PASSED, UNDECIDED
-from rankbench.judging.registries import paper_of
-from rankbench.judging.verdict import published_text, verdict_line
+from rankbench.judging.registries import CLAIMS, paper_of
+from rankbench.judging.verdict import over_text, published_text, verdict_line
 from rankbench.runs.intervals import LEVEL, holm
 
 PARTLY = "partly held"
@@ -105,7 +105,7 @@ def _reading(rows: list[dict[str, Any]], by_outcome: dict[str, list[dict[str, An
     """One sentence: how many settings hold, and the numbers closest to the threshold or against the claim."""
     line, exists = f"{'' if rows[0]['side'] else '±'}{rows[0]['line']:g}", rows[0]["exists"]
     closest = (min if by_outcome[good] and not exists else max)(rows, key=_margin)
-    comparison = f"{_measured(closest)} against a threshold of {line}"
+    comparison = _in_words(closest) or f"{_measured(closest)} against a threshold of {line}"
     if len(rows) == 1:
         return "; ".join(filter(None, (f"{outcome}: {comparison}", closest["reason"])))
     num_held = len(by_outcome[good])
@@ -120,6 +120,15 @@ def _reading(rows: list[dict[str, Any]], by_outcome: dict[str, list[dict[str, An
         return f"{in_all}; the closest is {closest['where']}, {comparison}"
     others = [f"{word}: {_named(of_word)}" for word, of_word in by_outcome.items() if of_word and word != good]
     return "; ".join([f"{good} in {num_held} of {len(rows)} settings, threshold {line}", *others])
+
+
+def _in_words(row: dict[str, Any]) -> str:
+    """The sentence of a claim whose measure is a log10, about the number itself; empty for other claims."""
+    claim = CLAIMS.get(row["claim"])
+    if claim is None or not claim.in_words or not _number(row["measured"]):
+        return ""
+    measured, threshold = (f"{10.0 ** row[name]:.0e}" for name in ("measured", "line"))
+    return f"{claim.in_words.format(measured)} (threshold {threshold})"
 
 
 def _measured(row: dict[str, Any]) -> str:
@@ -168,8 +177,10 @@ def table_of(statements: list[dict[str, Any]]) -> pd.DataFrame:
 
 def statement_line(statement: dict[str, Any]) -> str:
     """A statement as one line for a terminal."""
-    if len(statement["settings"]) == 1:
-        return verdict_line(statement["settings"][0])
+    (setting, *others), numbers = statement["settings"], f"{statement['reading']}{published_text(statement)}"
     name = f"{'check ' if statement['kind'] == 'check' else ''}{statement['claim']}"
-    numbers = f"{statement['reading']}{published_text(statement)}"
+    if not others:
+        if not (numbers := _in_words(setting)):
+            return verdict_line(setting)
+        numbers += f", {'the worst of ' if setting['interval'] == 'worst' else ''}{over_text(setting)}"
     return f"{statement['outcome']:<9} {name}: {numbers} - {statement['source']}"

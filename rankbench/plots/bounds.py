@@ -55,7 +55,7 @@ def _measured(axes: Axes, rows: pd.DataFrame, colour: str, name: str) -> None:
     """Draw measured numbers by layer, or their rounding error where it explains them."""
     summary = mean_and_spread(rows, ["layer"], "log10_measured")
     of_layer = rows.groupby("layer")
-    below = (of_layer.below_floor.max() > 0).reset_index(drop=True)
+    below = (of_layer.below_floor.min() > 0).reset_index(drop=True)
     axes.plot(summary.layer, summary["mean"].mask(below), color=colour, label=name, marker="x", linestyle="--")
     spread(axes, summary.layer, summary, colour)
     if "noise_floor" in rows and below.any():  # residuals that are followed far below rounding have none

@@ -61,7 +61,7 @@ def mean_line(
 ) -> None:
     """Draw the mean of a value over the seeds along x, with the seeds. style: of the line.
 
-    floor: the column that is above 0 where the value is at or below its rounding error; means with such a row are
+    floor: the column that is above 0 where the value is at or below its rounding error; means of such rows alone are
     marked.
     """
     summary = mean_and_spread(rows, [x], value, geometric=geometric)
@@ -87,10 +87,10 @@ def spread(axes: Axes, x_values: pd.Series, summary: pd.DataFrame, colour: Any) 
 
 
 def below_in(x_values: pd.Series, rows: pd.DataFrame, column: str) -> pd.Series:
-    """Whether any of the rows at each of these values of x is below its floor; older tables may lack the column."""
+    """Whether all of the rows at each of these values of x are at their floors; older tables may lack the column."""
     if column not in rows:
         return pd.Series(False, index=x_values.index)
-    return x_values.isin(rows[x_values.name][rows[column] > 0])
+    return ~x_values.isin(rows[x_values.name][~(rows[column] > 0)])
 
 
 def below_rounding(axes: Axes, x_values: pd.Series, values: pd.Series, below: pd.Series, colour: Any) -> None:

@@ -64,9 +64,8 @@ def _map(figure: Figure, axes: Axes, heads: pd.DataFrame, value: str, floor: str
     if heads[value].isna().all():
         return _say(axes, f"{name}:\nundefined, as the output is zero")
     mean = heads.pivot_table(value, "layer", "head", "mean")
-    at_floor = heads[heads[floor] > 0] if floor in heads else heads[:0]
-    sign_of_value = "<" if value == "mass" else "~"
-    signs = dict.fromkeys(zip(at_floor["layer"], at_floor["head"], strict=True), sign_of_value)
+    at_floor = (heads[floor] > 0).groupby([heads["layer"], heads["head"]]).all() if floor in heads else pd.Series()
+    signs = dict.fromkeys(at_floor.index[at_floor.astype(bool)], "<" if value == "mass" else "~")
     image = axes.imshow(mean, cmap="cividis", origin="lower", aspect="auto", vmin=min(0, mean.min(axis=None)))
     num_layers, num_heads = mean.shape
     axes.fmt_xdata = lambda place: f"{place + mean.columns[0]:g}"  # heads and layers count from 1

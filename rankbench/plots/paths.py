@@ -7,6 +7,11 @@ from rankbench.plots.figure import grid_of, styled, title
 from rankbench.plots.marks import legend, level, line, published_marks, whole_numbers
 from rankbench.plots.style import GREY, INK
 
+SCHEMES = {
+    "frozen": "with the attention weights of the whole network",
+    "recomputed": "each path alone, with attention weights of its own",
+}
+
 
 @styled
 def draw_paths(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
@@ -33,7 +38,8 @@ def draw_paths(table: pd.DataFrame, published: pd.DataFrame | None = None, facet
             if scheme == "recomputed":
                 published_marks(axes, published, label)
             axes.set_ylim(-0.02, 1.05)
-            axes.set_title(title(f"{scheme} paths", label))
+            explained = f"\n{SCHEMES[scheme]}" if scheme in SCHEMES and row[0] is grid[0][0] else ""
+            axes.set_title(title(f"{scheme} paths", label) + explained)
             whole_numbers(axes, "path length (heads used)")
         row[0].set_ylabel("accuracy (share of tokens)")
     legend(figure, grid)

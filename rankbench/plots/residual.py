@@ -23,7 +23,8 @@ def draw_residual(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
     last = last_of_layer(table)
     if "relative_noise_floor" not in last:  # old tables lack this column
         last = last.assign(relative_noise_floor=last["dtype"].map(lambda name: np.finfo(name).eps))
-        last = last.assign(below_floor=last.relative_residual <= last.relative_noise_floor)
+    # a mean over sequences is rounding if it is no larger; that some of them are says little about the others
+    last = last.assign(below_floor=last.relative_residual <= last.relative_noise_floor)
     last = last.assign(relative_residual=last.relative_residual.clip(lower=last.relative_noise_floor))
     weights = list(dict.fromkeys(last.weights))
     # all tokens under the variant's name alone

@@ -289,7 +289,7 @@ def test_train_leaves_the_folder_that_the_contract_promises(trained):
     promised |= {f"{name}.{kind}" for name in ("metrics", "residual", "paths") for kind in ("csv", "png")}
     assert promised | {".hydra", "verdicts.csv"} <= names
     assert not [name for name in names if name.endswith((".part", ".pkl", ".pt"))]
-    assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d-\d{6}", trained.name)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d-\d{6}_transformer", trained.name)
     assert (trained / "residual.png").read_bytes()[:4] == b"\x89PNG"
 
 
@@ -319,7 +319,11 @@ def test_train_says_accuracy_folder_figures_and_verdicts(home, trained):
     assert f"test accuracy {sum(final) / 2:.3f} (mean of 2 seeds: {final[0]:.3f} {final[1]:.3f})" in said
     for path in ("residual.csv", "paths.png", "verdicts.csv"):
         assert f"outputs/train/{trained.name}/{path}" in said
-    assert re.search(r"^passed +check paths_sum_to_output: measured .* \(the worst of 2 seeds\)", said, re.MULTILINE)
+    assert re.search(
+        r"^passed +check paths_sum_to_output: .* differ by \de-1\d .*, the worst of 2 seeds", said, re.MULTILINE
+    )
+    look = f"look at: outputs/train/{trained.name}/paths.png; next: rankbench report runs=latest"
+    assert said.strip().endswith(look)
 
 
 def test_the_same_command_into_the_same_folder_changes_no_result(trained, tmp_path):
@@ -485,6 +489,7 @@ def test_a_sweep_makes_a_folder_a_job_and_gathers_them(tmp_path):
     result = succeeds(*words, "claims=[paths_sum_to_output]", at=tmp_path)
     sweep = newest(tmp_path, "train")
     jobs = ["0_model.heads=1", "1_model.heads=2"]
+    assert sweep.name.endswith("_transformer") and "look at" not in result.out
     assert sorted(path.name for path in sweep.iterdir() if path.is_dir()) == jobs
     for number, job in enumerate(jobs):
         config = yaml.safe_load((sweep / job / "config.yaml").read_text())

@@ -1,11 +1,13 @@
 """rankbench.commands.composition: what Hydra itself composes, with the YAML files merged once."""
 
+import shlex
+
 import hydra
 import pytest
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
-from rankbench.commands.composition import _composition, composed, composed_here, initialised
+from rankbench.commands.composition import _composition, composed, composed_here, initialised, name_folder
 from rankbench.config import plugins
 from rankbench.config.presets import described
 
@@ -82,3 +84,29 @@ def test_files_are_merged_once_until_one_changes(tmp_path, monkeypatch):
     assert _composition.cache_info().misses == merged
     preset.write_text("# @package _global_\nseed: 20\n")
     assert composed("train", "experiment=mine").seed == 20
+
+
+@pytest.mark.parametrize(
+    ("line", "varied", "name"),
+    [
+        ("train", [], "_transformer"),
+        ("train model=san", [], "_san"),
+        ("train experiment=demo model.name=mine", [], "_demo"),
+        ("train model.name='a b/c'", ["model.heads"], "_a-b-c"),
+        ("train", ["model"], ""),
+        ("train", ["experiment"], ""),
+        ("analyze", ["checkpoint"], ""),
+        ("train out=here", [], ""),
+        ("analyze run=latest", [], ""),
+        ("analyze checkpoint=hub/tiny-bert/", [], "_tiny-bert"),
+        ("analyze module=mine/net.py:build", [], "_build"),
+        ("report", [], ""),
+    ],
+)
+def test_a_folder_has_its_time_and_its_name(line, varied, name):
+    command, *words = shlex.split(line)
+    with initialised():
+        config = composed_here(command, words)
+    before = config.out
+    name_folder(config, varied)
+    assert config.out == before + name

@@ -62,6 +62,17 @@ def test_the_closest_setting_on_each_side(side, line, numbers, closest):
     assert f"against a threshold of {'±' if side == 0 else ''}0.5" in statement(*rows)["reading"]
 
 
+def test_a_logarithm_reads_as_the_number_itself():
+    of_check = {"claim": "paths_sum_to_output", "kind": "check", "side": -1, "line": -10.0, "interval": "worst"}
+    row = verdict("", math.log10(2.2e-14), "passed", num_repeats=5, repeats="seed", **of_check)
+    words = "paths and output differ by 2e-14 of the output (threshold 1e-10)"
+    line = statement_line(statement(row))
+    assert line == f"passed    check paths_sum_to_output: {words}, the worst of 5 seeds - {row['source']}"
+    both = statement(row | {"where": "s=a"}, row | {"where": "s=b", "measured": -15.0})
+    assert both["reading"] == f"passed in both settings; the closest is s=a, {words}"
+    assert "not measured" in statement_line(statement(row | {"measured": math.nan, "outcome": "undecided"}))
+
+
 def test_one_setting_reads_as_its_verdict():
     row = verdict("", 0.7, "undecided", 0.1, reason="fewer than 3 seeds")
     assert statement_line(statement(row)) == verdict_line(row)

@@ -12,6 +12,7 @@ from rankbench import plots
 from rankbench.analyses import ANALYSES
 from rankbench.plots.figure import empty_figure
 from rankbench.plots.marks import BELOW, FLOOR, spread
+from rankbench.plots.paths import SCHEMES
 from rankbench.plots.residual import AFTER_ALL
 from rankbench.runs.tables import mean_and_spread, read_table, write_table
 
@@ -140,7 +141,8 @@ def test_axes_have_labels_and_every_facet_a_row(name, facet):
             column
         ]
         label = f" · label {('position', 'value')[row]}" if facet else ""
-        assert axes.get_title() == kind + label
+        explained = f"\n{SCHEMES[kind.split()[0]]}" if name == "paths" and row == 0 else ""
+        assert axes.get_title() == kind + label + explained
     assert (
         figure.axes[-2].get_xlabel() == {"paths": "path length (heads used)", "residual": "layer (0: embedding)"}[name]
     )
@@ -313,6 +315,16 @@ def test_what_is_below_its_floor_is_drawn_there_and_marked():
     (way,) = [line for line in axes.get_lines() if line.get_linestyle() == ":" and line.get_label() != FLOOR]
     assert way.get_ydata()[1:] == pytest.approx([1e-7 * 2**0.5, 1e-12, 1e-12]) and np.isnan(way.get_ydata()[0])
     assert legend_names(drawn("residual", table)) == ["full", "attention only", BELOW, FLOOR]
+
+
+def test_a_mean_is_rounding_only_if_all_its_seeds_are():
+    table = residual_table(seeds=(0, 1), decay=1e-7, kinds=("trained",))
+    table = table.assign(relative_noise_floor=1e-10, below_floor=0.5)  # the residual is 1e-14 from layer 2 on
+    of_seed = (table.seed == 1) & (table.variant != "full")
+    measured = table.assign(relative_residual=table.relative_residual.mask(of_seed, 1e-3))
+    for rows, num_measured in ((table, 2), (measured, 4)):
+        line = lines(drawn("residual", rows).axes[0])["attention only"]
+        assert np.isfinite(line.get_ydata()).sum() == num_measured
 
 
 @pytest.mark.parametrize(

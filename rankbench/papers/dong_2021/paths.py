@@ -201,6 +201,7 @@ PATHS: dict[str, Claim] = {
         is_check=True,
         exact=True,
         control=Control.beyond("a remainder of 1.1e-10", remainder=1.1e-10),
+        in_words="paths and output differ by {} of the output",
     ),
     "dong_fig3_collapse": _rollout(
         statement="Run freely, attention alone collapses to one point (share of seeds; threshold: ours, half of "
