@@ -34,7 +34,7 @@ from rankbench.model.kinds import kinds_of_task
 from rankbench.model.modules import Example
 from rankbench.model.network import without
 from rankbench.plots.figure import in_words
-from rankbench.plots.residual import draw_residual
+from rankbench.plots.residual import draw_residual, views_apart, with_lines_of_views
 from rankbench.progress import counted
 from rankbench.runs.tables import last_of_layer, mean_and_spread, mean_of_seeds, thinned
 from rankbench.seeds import generator_for
@@ -144,36 +144,32 @@ def whole_accuracy(subject: Subject) -> dict[str, float]:
 
 def digest(table: pd.DataFrame) -> str:
     """Relative residual of the states, by layer, for a terminal: the geometric mean over seeds, as in the figure; and
-    where sink tokens decide it."""
+    the views of the tokens that differ."""
     last = last_of_layer(table)
-    axes = ["weights", "variant", *(["view"] if last.view.nunique() > 1 else [])]
-    summary = mean_and_spread(last, [*axes, "layer"], "relative_residual", geometric=True)
-    order = last.drop_duplicates(axes).set_index(axes).index
+    shown = with_lines_of_views(last)
+    axes = ["weights", "variant", *(["view"] if shown.view.nunique() > 1 else [])]
+    summary = mean_and_spread(shown, [*axes, "layer"], "relative_residual", geometric=True)
+    order = shown.drop_duplicates(axes).set_index(axes).index
     mean = summary.pivot(index=axes, columns="layer", values="mean").loc[order]
     few = thinned(mean).map("{:.1e}".format)
     seeds = mean_of_seeds(table.seed.nunique(), "geometric mean")
     lines = [f"relative residual by layer ({seeds})", few.to_string()]
-    return "\n".join([*lines, *_disagreements(last)])
+    return "\n".join([*lines, *disagreements(last)])
 
 
-def _disagreements(last: pd.DataFrame) -> list[str]:
-    """A line for each network whose raw metrics and those of another view differ by more than a factor of two."""
+def disagreements(last: pd.DataFrame) -> list[str]:
+    """A sentence for each network, metric and view that differs from all tokens by more than a factor of two."""
     lines = []
-    measured = last[last.below_floor == 0]
-    for (weights, variant), rows in measured.groupby(["weights", "variant"], sort=False):
-        if "all" not in set(rows.view):
-            continue
-        by_view = rows.pivot_table(list(COMPARED), "layer", "view", "mean")
-        for metric, name in product(COMPARED, (view for view in VIEWS[1:] if view in set(rows.view))):
-            raw, robust = by_view[metric, "all"], by_view[metric, name]
-            doublings = (raw / robust).pipe(np.log2).abs()
-            if (apart := doublings.index[doublings > 1]).size:
-                layer = doublings.idxmax()
-                lines.append(
-                    f"{weights}, {variant}: {metric} of all tokens and {in_words(name)} differ by more than a factor "
-                    f"of 2 in layers {', '.join(map(str, apart))} (layer {layer}: {raw[layer]:.2g} and "
-                    f"{robust[layer]:.2g})"
-                )
+    for metric in COMPARED:
+        for (weights, variant, view), rows in views_apart(last, metric).groupby(
+            ["weights", "variant", "view"], sort=False
+        ):
+            worst = rows.loc[np.log2(rows["value"] / rows["all"]).abs().idxmax()]
+            lines.append(
+                f"{weights}, {variant}: {metric} of all tokens and {in_words(view)} differ by more than a factor "
+                f"of 2 in layers {', '.join(map(str, rows.layer))} (layer {worst.layer}: {worst['all']:.2g} and "
+                f"{worst['value']:.2g})"
+            )
     return lines
 
 

@@ -1,5 +1,6 @@
 """The subjects of `rankbench analyze` that are not networks of ours: a user's module, and a public checkpoint."""
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -27,6 +28,18 @@ from rankbench.runs.tables import with_who
 from rankbench.seeds import generator_for
 from rankbench.tasks import Batch
 from rankbench.tasks.task import ABSENT, score
+
+OWN_TOKENS = 32  # of a sequence of ours
+OWN_TEXTS = (  # what a checkpoint reads if the user gives nothing
+    "The river rose in the night, and by morning the lower fields were under water.",
+    "She opened the letter, read it twice, and put it back into the drawer without a word.",
+    "Copper conducts heat well, which is why the pans in the old kitchen were made of it.",
+    "If the train is late again, we shall take the bus and walk the last mile.",
+    "Two ships left the harbour at noon; only one of them was seen again.",
+    "The committee will meet on Tuesday to discuss the budget for the new library.",
+    "A square has four equal sides, and its diagonals cross at right angles.",
+    "He had forgotten the name of the village, but not the colour of its church door.",
+)
 
 # By spec: checked before anything is written, and measured later, so that the user's code runs once.
 BUILT: dict[str, tuple[nn.Module, Example | None]] = {}
@@ -182,7 +195,8 @@ def _of_checkpoint(cfg: AnalyzeConfig, path: str, seed: int, machine: Machine) -
     kinds = _kinds_of_checkpoint(cfg, checkpoint, inputs)
     example = _example(inputs, targets, checkpoint.trained, special).to(machine.device, machine.dtype)
     example = replace(example, kinds=kinds)
-    name = Path(cfg.inputs or "").name
+    own = "rankbench's own texts" if checkpoint.reader is not None else "random token ids"
+    name = own if cfg.inputs is None else Path(cfg.inputs).name
     modules = {name: model.get_encoder() if config.is_encoder_decoder else model for name, model in models.items()}
     asked, half = asked_of(cfg), ""
     if config.is_encoder_decoder:
@@ -206,12 +220,12 @@ def _of_checkpoint(cfg: AnalyzeConfig, path: str, seed: int, machine: Machine) -
 
 def _inputs(cfg: AnalyzeConfig, checkpoint: Checkpoint) -> tuple[Tensor, Tensor | None]:
     """Token ids (B, N), ABSENT after a text's end, or pixels (B, C, height, width); and targets, or None."""
+    reads_tokens = hasattr(checkpoint.trained.config, "vocab_size")
     if cfg.inputs is None:
-        raise ConfigError(
-            "inputs=null: give inputs=<file>: texts in a .txt, one a line, token ids or pixels in a .npy, or a folder "
-            "of images"
-        )
-    is_folder, reads_tokens = Path(cfg.inputs).is_dir(), hasattr(checkpoint.trained.config, "vocab_size")
+        if not reads_tokens:
+            raise ConfigError("inputs=null: give inputs=<file>: pixels in a .npy, or a folder of images")
+        return _with_targets(_ids_of_ours(cfg, checkpoint), cfg, checkpoint)
+    is_folder = Path(cfg.inputs).is_dir()
     if is_folder == reads_tokens and (is_folder or cfg.inputs.endswith(".txt")):
         raise ConfigError(f"inputs={cfg.inputs}: {cfg.checkpoint} reads {'texts' if reads_tokens else 'images'}")
     if checkpoint.reader is None and (is_folder or cfg.inputs.endswith(".txt")):
@@ -237,6 +251,16 @@ def _inputs(cfg: AnalyzeConfig, checkpoint: Checkpoint) -> tuple[Tensor, Tensor 
     if example.targets is not None:
         return inputs, example.targets[:, : cfg.tokens]
     return _with_targets(inputs, cfg, checkpoint)
+
+
+def _ids_of_ours(cfg: AnalyzeConfig, checkpoint: Checkpoint) -> Tensor:
+    """Token ids of our own texts for a checkpoint that comes without inputs; random ones if it has no tokenizer."""
+    config = checkpoint.trained.config
+    tokens = min(cfg.tokens, getattr(config, "max_position_embeddings", None) or OWN_TOKENS, OWN_TOKENS)
+    if checkpoint.reader is not None:
+        return _tokenized(checkpoint.reader, tokens, list(OWN_TEXTS))["inputs"]
+    generator = generator_for(cfg.seed, "own tokens")
+    return torch.randint(config.vocab_size, (len(OWN_TEXTS), tokens), generator=generator)
 
 
 def _with_targets(ids_BN: Tensor, cfg: AnalyzeConfig, checkpoint: Checkpoint) -> tuple[Tensor, Tensor | None]:
@@ -376,3 +400,11 @@ def network_table(subject: Subject) -> pd.DataFrame:
     assert subject.foreign is not None
     read = next(iter(subject.reads.values()))
     return with_who(table_of_reading(read, subject.foreign.half), **subject.who)
+
+
+def name_of(subject: Subject) -> str:
+    """Name of a network that is not ours for a heading: the last part of what the user named, and its class."""
+    assert subject.foreign is not None
+    module = next(iter(subject.modules.values()))
+    half = f", {subject.foreign.half}" if subject.foreign.half else ""
+    return f"{re.split('[/:]', subject.run.rstrip('/'))[-1]} ({type(module).__name__}{half})"

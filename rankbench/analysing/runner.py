@@ -13,8 +13,9 @@ import pandas as pd
 from rankbench import __version__, plots
 from rankbench.analyses import ANALYSES, Subject
 from rankbench.analyses.analysis import NEEDS
+from rankbench.analysing.first_screen import first_screen, heading_of
 from rankbench.analysing.kept_seeds import SECONDS_KEPT, KeptSeeds
-from rankbench.analysing.modules import checked_subjects, described, is_foreign, network_table
+from rankbench.analysing.modules import checked_subjects, described, is_foreign, name_of, network_table
 from rankbench.analysing.subjects import check_finite, fresh_subjects, subjects_of, subjects_of_run
 from rankbench.config import plugins
 from rankbench.config.keys import ConfigError, check_known, typed
@@ -31,6 +32,7 @@ from rankbench.judging import (
 )
 from rankbench.model import skeleton
 from rankbench.model.kinds import kinds_of_task
+from rankbench.plots.overview import draw_overview
 from rankbench.plots.training import draw_metrics
 from rankbench.progress import bar
 from rankbench.runs.files import write_json, write_text
@@ -184,10 +186,13 @@ def analyze(cfg: BaseConfig, subjects: Sequence[Subject], folder: Path) -> list[
         "code": source_digest() + plugins.digest(),
         "corpus": _corpus_digest(subjects[0].task),
     }
-    lines, tables = [], {}
+    lines, tables, network = [], {}, None
     if is_foreign(cfg):
-        write_table(network_table(subjects[0]), folder / "network.csv")
-        lines += [*described(subjects[0]), f"-> {folder / 'network.csv'}"]
+        network = network_table(subjects[0])
+        write_table(network, folder / "network.csv")
+        lines.append(f"-> {folder / 'network.csv'}")
+        if not (is_overview := {"residual", "paths"} <= set(options)):
+            lines += described(subjects[0])
     for name, chosen in options.items():
         csv, key = folder / f"{name}.csv", {"options": dataclasses.asdict(chosen)} | same
         reason = _why_computed(csv, done.get(name), key, changed)
@@ -201,10 +206,26 @@ def analyze(cfg: BaseConfig, subjects: Sequence[Subject], folder: Path) -> list[
             done[name] = key | {"git": git_state(), "seconds": round(time.perf_counter() - began, 2)}
             write_json(done_file, done)
         tables[name] = read_table(csv)
-        lines += [_returned(name, "digest", ANALYSES[name].digest(tables[name]), str), f"-> {csv}"]
+        if network is None or not is_overview or name not in ("residual", "paths"):
+            lines.append(_returned(name, "digest", ANALYSES[name].digest(tables[name]), str))
+        lines.append(f"-> {csv}")
     pages = {name: [plots.Page(table, None, "")] for name, table in tables.items() if cfg.figures}
     lines += [drawn_line(files) for files in draw(pages, folder, cfg.published, _kinds(cfg)).values()]
+    if network is not None and is_overview:
+        lines += _overview(cfg, subjects[0], network, tables, folder)
     return lines + judge_all(cfg.claims, tables, folder, None)
+
+
+def _overview(
+    cfg: BaseConfig, subject: Subject, network: pd.DataFrame, tables: dict[str, pd.DataFrame], folder: Path
+) -> list[str]:
+    """A network that is not ours in one table, for the reader, and one figure, network.png."""
+    name, of_network = name_of(subject), (tables["residual"], tables["paths"])
+    lines = first_screen(name, network, *of_network, described(subject)).split("\n")
+    if cfg.figures:
+        figure = draw_overview(*of_network, heading_of(name, network))
+        lines.append(f"look at: {plots.figure.save(figure, folder / 'network', _kinds(cfg))[0]}")
+    return lines
 
 
 def _fingerprint(subjects: Sequence[Subject]) -> str:

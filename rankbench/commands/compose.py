@@ -21,6 +21,10 @@ from rankbench.config.keys import ConfigError, refuse_unknown, typed_config
 from rankbench.config.schema import KEYS, Config
 from rankbench.runs.sweep import Sweep
 
+# What a checkpoint's table and figure need: the whole network, and sums of paths that every family has
+FIRST_SCREEN = ["analysis=[residual,paths]", "analysis.residual.variants=[full]"]
+FIRST_SCREEN += ["analysis.paths.schemes=[frozen]", "analysis.paths.subset_sizes=[]"]
+
 
 def as_keys(command: str, words: Iterable[str]) -> list[str]:
     """The words of a command line, with those that Hydra would misread replaced.
@@ -55,6 +59,8 @@ def as_keys(command: str, words: Iterable[str]) -> list[str]:
         if not any(word.startswith("model.path=") for word in spelled):
             raise ConfigError("model=pretrained: which one? give model.path=<hub id or local folder>")
         spelled = [word.replace("model.path=", "checkpoint=", 1) for word in spelled if word != "model=pretrained"]
+        if not any(re.match(r"[+~]*(analysis|experiment)\b", word) for word in spelled):
+            spelled += FIRST_SCREEN
     return spelled
 
 

@@ -27,9 +27,7 @@ def draw_residual(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
     last = last.assign(below_floor=last.relative_residual <= last.relative_noise_floor)
     last = last.assign(relative_residual=last.relative_residual.clip(lower=last.relative_noise_floor))
     weights = list(dict.fromkeys(last.weights))
-    # all tokens under the variant's name alone
-    views = [f", {in_words(name)}" if name != "all" else "" for name in last.get("view", ["all"] * len(last))]
-    last = last.assign(line=last.variant.map(in_words) + views)
+    last = with_lines_of_views(last)
     figure, grid, facets = grid_of(last, facet, len(weights))
     for row, (label, rows) in zip(grid, facets, strict=True):
         for axes, kind in zip(row, weights, strict=True):
@@ -48,6 +46,31 @@ def draw_residual(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
     return figure
 
 
+def with_lines_of_views(last: pd.DataFrame) -> pd.DataFrame:
+    """The rows with a column `line`, the variant in words and the view of its tokens; without the views that are
+    nowhere apart from that of all tokens, which has the variant's name alone."""
+    if "view" not in last:
+        return last.assign(line=last.variant.map(in_words))
+    apart = {tuple(row) for row in views_apart(last)[["variant", "view"]].itertuples(index=False)}
+    is_drawn = [
+        view == "all" or (variant, view) in apart for variant, view in zip(last.variant, last.view, strict=True)
+    ]
+    last = last[is_drawn if "all" in set(last.view) else [True] * len(last)]
+    views = last.view.map(lambda name: "" if name == "all" else f", {in_words(name)}")
+    return last.assign(line=last.variant.map(in_words) + views)
+
+
+def views_apart(last: pd.DataFrame, metric: str = "relative_residual") -> pd.DataFrame:
+    """weights, variant, view and layer where the metric of a view and that of all tokens, both above rounding, differ
+    by more than a factor of 2; `all` and `value`: their means over seeds."""
+    measured = last[last.below_floor == 0] if "below_floor" in last else last
+    mean = measured.pivot_table(metric, ["weights", "variant", "layer"], "view", "mean", sort=False)
+    if "all" not in mean:
+        return pd.DataFrame(columns=["weights", "variant", "layer", "view", "value", "all"])
+    long = mean.drop(columns="all").melt(ignore_index=False).dropna().join(mean["all"]).reset_index()
+    return long[np.log2(long["value"] / long["all"]).abs() > 1]
+
+
 def _claimed(axes: Axes, inputs: pd.DataFrame, published: pd.DataFrame | None) -> None:
     """The claimed residual, which is a multiple of the input's."""
     for row in () if published is None else published[published.series == AFTER_ALL].itertuples():
@@ -57,11 +80,5 @@ def _claimed(axes: Axes, inputs: pd.DataFrame, published: pd.DataFrame | None) -
 
 def _mark_apart(axes: Axes, rows: pd.DataFrame) -> None:
     """A cross where all tokens and another view differ by more than a factor of 2: a few tokens decide there."""
-    measured = rows[rows.below_floor == 0]
-    if "view" not in rows or measured.view.nunique() == 1 or "all" not in set(measured.view):
-        return
-    mean = measured.pivot_table("relative_residual", ["variant", "layer"], "view", "mean")
-    raw = mean.pop("all")
-    apart = raw[(np.log2(mean.div(raw, axis=0)).abs() > 1).any(axis=1)]
-    if len(apart):
-        axes.plot(apart.index.get_level_values("layer"), apart, "x", color=INK, markersize=8, zorder=3, label=APART)
+    if "view" in rows and len(apart := views_apart(rows)):
+        axes.plot(apart.layer, apart["all"], "x", color=INK, markersize=8, zorder=3, label=APART)

@@ -17,6 +17,7 @@ from rankbench.runs.sweep import Sweep
 # Keys that are not variables of an experiment: where and on what it runs, how often it is evaluated, what is measured.
 SILENT: tuple[str, ...] = ("out", "beyond_memory", "seed", "seeds", "replicas", "device", "threads", "run", "analysis")
 SILENT += ("claims", "published", "trainer.eval_every", "trainer.checkpoint_every", "observe.every")
+NETWORKS = ("checkpoint", "module")  # keys whose values are paths of networks
 SKIPS = "model.skips"  # decides model.skip and model.mlp_skip, unless it is null
 
 
@@ -200,6 +201,25 @@ def values_of(job: Path, keys: list[str]) -> dict[str, str]:
     has only its own overrides."""
     flat = flattened(config_of(job)) or _own_words(job)
     return {key: flat.get(key, flat.get(f"{key}.name", "")) for key in keys}
+
+
+def values_by_job(jobs: list[Path], keys: list[str]) -> dict[Path, dict[str, str]]:
+    """Values of the keys in each job's config. Of the paths of checkpoints and modules the last parts, as many as tell
+    them apart."""
+    values = {job: values_of(job, keys) for job in jobs}
+    for key in (key for key in NETWORKS if key in keys):
+        paths = {of_job[key] for of_job in values.values()}
+        parts = 1
+        while len({_tail(path, parts) for path in paths}) < len(paths):
+            parts += 1
+        for of_job in values.values():
+            of_job[key] = _tail(of_job[key], parts)
+    return values
+
+
+def _tail(path: str, parts: int) -> str:
+    """The last parts of a path; all of it if it has fewer."""
+    return "/".join(path.rstrip("/").split("/")[-parts:]) if path.count("/") >= parts else path
 
 
 def shared(configs: Iterable[dict[str, Any]]) -> dict[str, str]:

@@ -19,7 +19,7 @@ from rankbench.report.jobs import (
     flattened,
     names_of,
     status_of,
-    values_of,
+    values_by_job,
     varying_keys,
 )
 from rankbench.report.study import is_done
@@ -136,7 +136,7 @@ def columns_of(jobs: list[Path], keys: list[str]) -> dict[str, list[str]]:
 
 def _varied_values(jobs: list[Path], keys: list[str]) -> dict[Path, dict[str, str]]:
     """The values of each run's varied keys, without run, task, model and seed, which are columns already."""
-    return {job: values_of(job, [key for key in keys if key not in RUN_COLUMNS]) for job in jobs}
+    return values_by_job(jobs, [key for key in keys if key not in RUN_COLUMNS])
 
 
 def _tables_at(job: Path, names: Iterable[str]) -> dict[str, pd.DataFrame]:

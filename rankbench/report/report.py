@@ -22,7 +22,7 @@ from rankbench.report.figures import (
     draw_study,
     final_value,
 )
-from rankbench.report.jobs import SILENT, config_of, flattened, keys_of, runs_in, shared, values_of, varying_keys
+from rankbench.report.jobs import SILENT, config_of, flattened, keys_of, runs_in, shared, values_by_job, varying_keys
 from rankbench.report.joined_tables import Joined, columns_of, for_print, read_all, summarise
 from rankbench.report.page import write_page
 from rankbench.report.study import (
@@ -45,7 +45,7 @@ def check_study(chosen: StudyKeys, jobs: list[Path], baseline: str | None = None
     varying = varying_keys(jobs)[0]
     keys = _with_chosen(varying, chosen, jobs)
     axes = [key for key in keys if key not in OF_RUN]
-    baseline_in(baseline, pd.DataFrame([values_of(job, axes) for job in jobs], columns=axes))
+    baseline_in(baseline, pd.DataFrame(list(values_by_job(jobs, axes).values()), columns=axes))
     columns = columns_of(jobs, keys) if chosen.value or chosen.where else {"": []}
     check_words(chosen, columns)
     drawn = (name for value in chosen.value for name in columns[table_of(value, columns[""])])
@@ -125,7 +125,7 @@ def gather(
     lines += judge_all(claims, tables, folder, facets)
     write_page(
         folder,
-        runs={names[job]: (job, statuses[job], values_of(job, keys)) for job in jobs},
+        runs={names[job]: (job, statuses[job], values) for job, values in values_by_job(jobs, keys).items()},
         seeds=seeds,
         summary=summary,
         differences=compared,

@@ -1,6 +1,7 @@
 """rankbench analyze model=pretrained: tables of public checkpoints against the library's own numbers. No download."""
 
 import json
+import re
 
 import numpy as np
 import pandas as pd
@@ -19,6 +20,7 @@ from rankbench.measures.attention_matrices import ATTENTION_METRICS
 from rankbench.measures.frozen_network import FrozenNetwork
 from rankbench.measures.paths import all_paths, sums_of_groups
 from rankbench.runs.machine import Machine
+from rankbench.runs.tables import last_of_layer
 
 transformers = pytest.importorskip("transformers", reason="needs the extra: pip install 'rankbench[pretrained]'")
 
@@ -532,3 +534,35 @@ def test_a_checkpoint_of_two_halves_says_which_is_measured(family, tmp_path):
     if family == "marian":
         said = succeeds(*words, "output=decoder", "analysis=[spectrum]", "out=decoder", at=tmp_path)
         assert "of the decoder" in said.out + said.err
+
+
+def test_a_checkpoint_answers_in_one_figure_and_a_table_of_80_columns(folder, tmp_path):
+    """Without inputs, analyses and options: name, layers, heads, tokens; the same numbers as in the tables."""
+    said = succeeds("analyze", "model=pretrained", f"model.path={folder / 'bert'}", "out=o", at=tmp_path).out
+    text = said[said.index("bert (BertForMaskedLM): 3 layers of 2 heads; 8 sequences of 16 tokens") :]
+    table = text[: text.index("look at: o/network.png")]
+    assert max(map(len, table.splitlines())) <= 80 and "was read as" in table
+    last = last_of_layer(pd.read_csv(tmp_path / "o" / "residual.csv"))
+    assert set(last.variant) == {"full"}
+    trained = last[(last.view == "all") & (last.weights == "trained")].set_index("layer")
+    paths = pd.read_csv(tmp_path / "o" / "paths.csv").set_index("path_length")
+    for k in range(4):
+        (row,) = (line.split()[1:] for line in table.splitlines() if re.match(rf"{k} +\d", line))
+        wanted = trained.relative_residual[k], trained.effective_rank[k], paths.norm_share[k], paths.path_share[k]
+        assert [float(row[number]) for number in (0, 2, 4, 5)] == pytest.approx(wanted, rel=6e-3)
+    assert (tmp_path / "o" / "network.png").stat().st_size > 0
+    assert pd.read_csv(tmp_path / "o" / "network.csv").task[0] == "rankbench's own texts"
+
+
+def test_ones_own_analyses_stand(folder, tmp_path):
+    words = ["model=pretrained", f"model.path={folder / 'gpt2'}", "analysis=[residual]", "figures=[]", "out=o"]
+    said = succeeds("analyze", *words, at=tmp_path).out
+    assert set(pd.read_csv(tmp_path / "o" / "residual.csv").variant) > {"full"}
+    assert "relative residual by layer" in said and "network.png" not in said
+
+
+def test_checkpoints_side_by_side_have_names(folder, tmp_path):
+    paths = ",".join(str(folder / name) for name in ("bert", "gpt2"))
+    words = ["model=pretrained", f"model.path={paths}", "analysis=[residual]", "analysis.residual.variants=[full]"]
+    succeeds("analyze", "-m", *words, "out=both", at=tmp_path)
+    assert set(pd.read_csv(tmp_path / "both" / "residual.csv").checkpoint) == {"bert", "gpt2"}
