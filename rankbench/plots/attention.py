@@ -19,6 +19,7 @@ PANELS = {
 def draw_attention(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
     """Four metrics of P by layer: a point for each head, their mean as a line, a colour for each kind of weights."""
     drawn = [name for name in PANELS if name in table and not table[name].isna().all()]
+    wide = [name for name in drawn if name == "largest_logit" and is_wide(table[name][table[name] > 0])]
     figure, grid, facets = grid_of(table, facet, len(drawn), share_y=False)
     for row, (label, rows) in zip(grid, facets, strict=True):
         for axes, name in zip(row, drawn, strict=True):
@@ -29,7 +30,7 @@ def draw_attention(table: pd.DataFrame, published: pd.DataFrame | None = None, f
                 marker = marker_of(number)
                 axes.plot(mean, color=colour, marker=marker, label=f"{of_weights_in_words(weights)}, mean of the heads")
                 axes.scatter(heads.layer, heads[name], s=7, color=colour, alpha=0.4, linewidths=0)
-            if name == "largest_logit" and is_wide(rows[name][rows[name] > 0]):
+            if name in wide:  # in every row
                 axes.set_yscale("log")
             axes.set_title(title(PANELS[name][0], label))
             whole_numbers(axes, "layer")

@@ -27,6 +27,7 @@ DRAWN = {
 INITIALISED = {"-": "--", "--": ":", ":": "-.", "-.": ":"}  # dashes of initial weights, by those of trained ones
 NEXT = "ascent, the next best starts"
 PARTS = ("attention", "block", "network")
+NARROW = 0.45  # width of the panels of a whole network, which has one number of each kind, over that of the others
 NAMES = {float("inf"): r"$\|J\|_\infty$", 2.0: r"$\|J\|_2$"}
 
 
@@ -40,7 +41,12 @@ def draw_lipschitz(table: pd.DataFrame, published: pd.DataFrame | None = None, f
     axis = _axis([rows for _, rows in facets_of(table, facet)])
     parts = [part for part in PARTS if (table.part == part).any()] if axis == "layer" else ["attention"]
     columns = [(p, part) for p in dict.fromkeys(table.p) for part in parts]
-    figure, grid, facets = grid_of(table, facet, len(columns), share_y=False)
+    figure, grid, facets = grid_of(table, facet, len(columns), share_y=False, share_x="col")
+    if axis == "layer" and len(columns) > 1 and grid.shape[1] == grid[0, 0].get_gridspec().ncols:
+        widths = [NARROW if part == "network" else 1 for _, part in columns]
+        grid[0, 0].get_gridspec().set_width_ratios(widths)
+        figure.set_figwidth(figure.get_figwidth() * sum(widths) / len(widths))
+    wide = {(p, part) for p, part in columns if _spans_orders(table[(table.p == p) & (table.part == part)], facet)}
     for row, (label, rows) in zip(grid, facets, strict=True):
         for axes, (p, part) in zip(row, columns, strict=True):
             of_panel = rows[(rows.p == p) & (rows.part == part)]
@@ -52,9 +58,19 @@ def draw_lipschitz(table: pd.DataFrame, published: pd.DataFrame | None = None, f
                     _draw(axes, of_quantity, axis)
             published_marks(axes, published, label)
             _finish(axes, of_panel, axis, title(part if axis == "layer" else "", label, _weights(rows)))
+            if (p, part) in wide:  # in every row
+                log_y(axes)
+            elif axes.get_yscale() == "linear":
+                axes.yaxis.set_major_formatter(ScalarFormatter())
             axes.set_ylabel(f"{NAMES[p]} or its bound")
     legend(figure, grid)
     return figure
+
+
+def _spans_orders(rows: pd.DataFrame, facet: str | None) -> bool:
+    """Whether the values of any panel of a column need a logarithmic axis, which all of its panels then have."""
+    drawn = rows[np.isfinite(rows.value) & (rows.value > 0)]
+    return any(len(of_facet) and spans_orders(of_facet.value) for _, of_facet in facets_of(drawn, facet))
 
 
 def _axis(facets: list[pd.DataFrame]) -> str:
@@ -108,11 +124,11 @@ def _along_steps(axes: Axes, rows: pd.DataFrame, style: dict, label: str) -> Non
 
 def _finish(axes: Axes, rows: pd.DataFrame, axis: str, text: str) -> None:
     axes.set_title(text)
-    finite = rows.value[np.isfinite(rows.value) & (rows.value > 0)]
-    if len(finite) and spans_orders(finite):
-        log_y(axes)
     if axis == "layer":
-        whole_numbers(axes, "layer (0: network)")
+        is_network = (rows.part == "network").all()
+        whole_numbers(axes, "" if is_network else "layer")
+        if is_network:
+            axes.set_xticks([])
     elif axis == "step":
         axes.set_xlabel("step of the ascent")
     else:
@@ -122,5 +138,3 @@ def _finish(axes: Axes, rows: pd.DataFrame, axis: str, text: str) -> None:
         tokens = tokens if len(tokens) <= 5 else [tokens[0], tokens[len(tokens) // 2], tokens[-1]]
         axes.set_xticks(tokens, list(map(str, tokens)))
         axes.xaxis.set_minor_formatter(NullFormatter())
-    if axes.get_yscale() == "linear":
-        axes.yaxis.set_major_formatter(ScalarFormatter())

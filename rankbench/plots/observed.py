@@ -44,12 +44,13 @@ def draw_observed_weights(table: pd.DataFrame, facet: str | None = None) -> Figu
     table["number"] = numbers.astype(float).fillna(-1).astype(int)  # -1: of no layer
     panels = one_facet(table, [WEIGHT, facet] if facet else [WEIGHT])
     figure, grid, facets = grid_of(panels, WEIGHT, 1, share_y=False)
+    wide = any(spans_orders(rows.spectral_norm) for _, rows in facets)
     for (axes,), (label, rows) in zip(grid, facets, strict=True):
         for number, rows_of_layer in rows.groupby("number"):
             name = "of no layer" if number < 0 else f"layer {number + 1}"
             colour = INK if number < 0 else colour_of_depth(number + 1, table.number.max() + 1)
             mean_line(axes, rows_of_layer, "step", "spectral_norm", colour, label=name)
-        if spans_orders(rows.spectral_norm):
+        if wide:
             axes.set_yscale("log")
         axes.set_title(title(label.removeprefix(f"{WEIGHT}=")))
         axes.set(xlabel="training step", ylabel="spectral norm")

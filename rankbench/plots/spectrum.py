@@ -27,13 +27,15 @@ def draw_spectrum(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
     first = next(kind for kind in KINDS if kind in set(table.of))
     table = table[table.of == first]
     drawn = [name for name in PANELS if not table[name].isna().all()]
+    lengths = {name: table[table.part == "length"] for name in drawn}
+    if "error_upto" in drawn:  # the other errors are rounding alone
+        lengths["error_upto"] = lengths["error_upto"][lengths["error_upto"].error_below_floor == 0]
+    wide = [name for name, rows in lengths.items() if is_wide(rows[name][rows[name] > 0])]
     figure, grid, facets = grid_of(table, facet, len(drawn), share_y=False)
     for row, (label, of_facet) in zip(grid, facets, strict=True):
         for axes, name in zip(row, drawn, strict=True):
             heading, ylabel = PANELS[name]
-            rows = of_facet[of_facet.part == "length"]
-            if name == "error_upto":  # the other errors are rounding alone
-                rows = rows[rows.error_below_floor == 0]
+            rows = lengths[name].loc[lengths[name].index.intersection(of_facet.index)]
             for number, (weights, of_weights) in enumerate(rows.groupby("weights", sort=False)):
                 kind, floor = of_weights_in_words(weights), "below_floor" if name == "mass" else ""
                 line(axes, of_weights, "path_length", name, kind, number, floor=floor)
@@ -46,7 +48,7 @@ def draw_spectrum(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
                 constant = of_facet[(of_facet.part == "constant") & (of_facet.weights == weights)]
                 if name == "mass" and (constant.mass > 0).any():
                     level(axes, constant, "mass", f"depends on no input, {kind}", colour_of(number), "-.")
-            if is_wide(rows[name][rows[name] > 0]):
+            if name in wide:  # in every row
                 axes.set_yscale("log")
             if name == "error_upto":
                 axes.axhline(0.05, color=GREY, linewidth=1, linestyle="--", label="5 % of X")

@@ -193,6 +193,20 @@ def test_a_bound_that_is_none_or_stays_is_drawn_so(bounds, text, limits):
         assert axes.get_ylim() == pytest.approx(limits)
 
 
+def test_networks_of_one_layer_are_lines_of_one_row():
+    """No panel is empty where one of them has no bound, and norms that grow a hundredfold have a logarithmic axis."""
+    place = {"layer": 1, "sublayer": "attention", "head": None}
+    rows = [
+        {"seed": 0, "step": step, **place, "model": model, "vo_norm": 200.0**step, "lipschitz_inf": bound}
+        for step in (0, 1)
+        for model, bound in (("causal", np.inf), ("causal_l2", 3.0))
+    ]
+    norm, bound = ANALYSES["dynamics"].figure(pd.DataFrame(rows), None, "model").axes
+    assert norm.get_legend_handles_labels()[1] == ["model=causal", "model=causal_l2"]
+    assert bound.get_legend_handles_labels()[1] == ["model=causal_l2"] and not bound.texts
+    assert norm.get_yscale() == "log"
+
+
 def test_metrics_of_a_residual_that_rounding_explains_are_marked():
     """Layer 2 is below its floor from step 5 on: its residual is drawn at the floor, its rank where it is."""
     rows = [

@@ -284,6 +284,12 @@ def test_figures_show_the_tables_means(tables):
     image = maps[0].images[0].get_array()
     assert image[2, 1] == pytest.approx(pick(table, part="head", layer=3, head=2).mass.mean(), **EXACT)
     assert maps[0].images[0].get_clim()[0] == 0  # small differences of the mass look small
+    larger = pd.concat([table.assign(label="a"), table.assign(label="b", mass=3 * table.mass)])
+    figure = draw_path_mass(larger, None, "label")
+    maps = [axes.images[0] for axes in figure.axes if axes.images]
+    assert maps[0].get_clim() == maps[2].get_clim() != maps[1].get_clim() == maps[3].get_clim()
+    names = [name for name in figure.axes[0].get_legend_handles_labels()[1] if "=" in name]
+    assert names == ["label=a", "label=b"] and figure.get_figheight() < 2 * draw_path_mass(table).get_figheight()
     table = tables["pruning"]
     both = pd.concat([table.assign(label="a"), table.assign(label="b")])
     panels = draw_pruning(both, None, "label").axes

@@ -588,7 +588,7 @@ def test_the_figures_show_every_quantity(make_subject, fresh_table):
     by_layer = network[network.quantity != "ascent"]
     for table, panels, label in ((fresh_table, 2, "tokens N"), (network, 2, "step of"), (by_layer, 6, "layer")):
         figure = ANALYSES["lipschitz"].figure(table, None, None)
-        assert len(figure.axes) == panels and figure.axes[-1].get_xlabel().startswith(label)
+        assert len(figure.axes) == panels and figure.axes[0].get_xlabel().startswith(label)
         assert all(axes.lines for axes in figure.axes)
         for axes in figure.axes:
             named = [line for line in axes.lines if not line.get_label().startswith("_")]
@@ -596,6 +596,12 @@ def test_the_figures_show_every_quantity(make_subject, fresh_table):
             assert len(set(looks.values())) == len(looks)
     both = pd.concat([fresh_table.assign(of="a"), fresh_table.assign(of="b")])
     assert len(ANALYSES["lipschitz"].figure(both, None, "of").axes) == 4
+    even = by_layer[by_layer.quantity == "jacobian"]
+    wide = pd.concat([even, even.assign(value=100 * even.value)]).assign(of="b")
+    grid = np.reshape(ANALYSES["lipschitz"].figure(pd.concat([even.assign(of="a"), wide]), None, "of").axes, (2, 6))
+    assert {axes.get_yscale() for axes in grid.flat} == {"log"}  # also where one facet alone would be linear
+    ratios = grid[0, 0].get_gridspec().get_width_ratios()
+    assert ratios[0] == ratios[1] > 2 * ratios[2]  # the whole network has one number of each kind
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from rankbench import plots
 from rankbench.analyses import ANALYSES
 from rankbench.plots.figure import empty_figure
 from rankbench.plots.marks import BELOW, FLOOR, spread
+from rankbench.plots.observed import draw_observed_weights
 from rankbench.plots.paths import SCHEMES
 from rankbench.plots.residual import AFTER_ALL
 from rankbench.runs.tables import mean_and_spread, read_table, write_table
@@ -417,3 +418,23 @@ def test_a_title_is_no_wider_than_its_panel():
         figure.get_layout_engine().execute(figure)
         for axes in panels:
             assert axes.title.get_window_extent().width <= axes.get_window_extent().width + 1
+
+
+def test_rows_of_one_column_have_one_scale():
+    """One facet alone needs a logarithmic axis; the others follow it."""
+    heads = [
+        {"run": of, "seed": 0, "weights": "trained", "layer": layer, "head": 1, "largest_logit": base**layer, "of": of}
+        for of, base in (("a", 1.1), ("b", 1e3))
+        for layer in (1, 2)
+    ]
+    parameters = [
+        {"run": "r", "seed": 0, "parameter": name, "step": step, "spectral_norm": base**step}
+        for name, base in (("w", 1.1), ("v", 100.0))
+        for step in (0, 1)
+    ]
+    figures = (
+        ANALYSES["attention"].figure(pd.DataFrame(heads), None, "of"),
+        draw_observed_weights(pd.DataFrame(parameters)),
+    )
+    for figure in figures:
+        assert [axes.get_yscale() for axes in figure.axes] == ["log", "log"]

@@ -2,6 +2,7 @@
 pages that say it, compared with the tables beside them."""
 
 import html.parser
+import io
 import json
 import os
 import re
@@ -610,6 +611,14 @@ def test_a_large_figure_is_made_to_fit(pages, tmp_path):
     assert figure.stat().st_size <= 200_000
     with Image.open(figure) as picture:
         assert picture.format == "PNG" and picture.width / picture.height == pytest.approx(1.5, abs=0.02)
+    rows = np.linspace(0, 255, 600)[:, None, None] * np.ones((1, 800, 3))  # more shades than a palette has
+    noise = np.random.default_rng(0).integers(0, 6, (600, 800, 3))
+    Image.fromarray((rows * [1, 0.5, 0.2] + noise).clip(0, 255).astype("uint8")).save(tmp_path / "large.png")
+    with Image.open(io.BytesIO(png_within(tmp_path / "large.png", 200_000))) as picture:
+        assert picture.mode == "RGB" and picture.width / picture.height == pytest.approx(800 / 600, rel=0.01)
+        right, ends = picture.width // 2, (0, picture.height - 1)
+        colours = [picture.getpixel((right, y)) for y in ends]
+    assert np.abs(np.subtract(colours, [(3, 2, 2), (255, 130, 53)])).max() <= 6
     (tmp_path / "small.png").write_bytes(PIXEL)
     assert png_within(tmp_path / "small.png", 200_000) == PIXEL
 
