@@ -18,10 +18,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobRuntime
+from hydra.errors import ConfigCompositionException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.version import VersionBase
 from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from rankbench.commands.messages import groups
 from rankbench.commands.resolvers import RESOLVERS
@@ -95,11 +96,13 @@ def composed_here(command: str, words: Sequence[str]) -> DictConfig:
         return hydra.compose(command, list(words), return_hydra_config=True)
     chosen = tuple(override.input_line for override in others)
     config = pickle.loads(_composition(command, chosen, _yaml_files(plugins.folders())))
-    try:
-        for override in values:
+    for override in values:
+        try:
             OmegaConf.update(config, override.key_or_group, override.value(), merge=True)
-    except OmegaConfBaseException:
-        return hydra.compose(command, list(words), return_hydra_config=True)  # raises Hydra's error
+        except OmegaConfBaseException as error:  # refused in Hydra's words, without a second composition
+            line, unknown = override.input_line, isinstance(error, (ConfigAttributeError, ConfigKeyError))
+            missing = f"Could not override '{override.key_or_group}'.\nTo append to your config use +{line}"
+            raise ConfigCompositionException(missing if unknown else f"Error merging override {line}") from error
     record_words(config, overrides)
     return config
 
