@@ -75,8 +75,8 @@ REFUSED = {  # beside rollout and samples, which each have one task
 }
 
 
-# of a model that is here too: with more heads, or with the mask of one and the tied maps of another
-VARIANTS = {"amsel_d15", "amsel_d20", "causal_l2_tied", "causal_contractive_l2"}
+# Models that differ in what analyses read of them; the others share their code, and measuring them is `slow`
+MEASURED = {"transformer", "lstm", "amsel", "causal_l2_matched", "contractive_l2", "differential"}
 
 
 def task_of(model):
@@ -108,40 +108,54 @@ def test_here_is_every_task():
     assert set(TASK_WORDS) == set(TASKS)
 
 
-def refused_before(cfg, folder):
-    """The analyses that are refused before anything is written. All others measure the trained network."""
-    refused = {}
+def refusals(cfg):
+    """The analyses that are refused before anything is written, each in one line."""
+    refused = set()
     for name, options in cfg.analysis.items():
         try:
             alone = dataclasses.replace(cfg, analysis={name: options})
             check_analyses(alone, alone)
         except ConfigError as error:
-            refused[name] = str(error)
-    assert list(folder.iterdir()) == []
-    assert all("\n" not in line for line in refused.values())
+            refused.add(name)
+            assert "\n" not in str(error)
+    return refused
+
+
+def measures_all_but(refused, cfg, folder):
+    """All other analyses measure the trained network."""
     run = Run(folder / "run")
     train(dataclasses.replace(cfg, analysis={}), run)
     (subject,) = subjects_of_run(run, Machine.prepare(composed_once("analyze")))
+    subject = dataclasses.replace(subject, networks={"trained": subject.network})
     for name, options in options_of(cfg).items():
         if name not in refused:
             assert len(ANALYSES[name].table(subject, options)), name
-    return set(refused)
+
+
+@pytest.mark.parametrize(
+    ("task", "model"),
+    [*((task, "transformer") for task in TASKS if task != "sorting"), *((task_of(model), model) for model in MODELS)],
+)
+def test_an_analysis_is_refused_before_anything_is_written(task, model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    of_task = {"rollout"} - ({"rollout"} if task == "circle_arcs" else set())
+    of_task |= {"samples"} - ({"samples"} if task == "char_lm" else set())
+    assert refusals(config(task, model)) == of_task | REFUSED.get(model, set())
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
     ("task", "model"),
     [
         *((task, "transformer") for task in TASKS if task != "sorting"),
-        *(pytest.param(task_of(model), model, marks=pytest.mark.slow if model in VARIANTS else ()) for model in MODELS),
+        *(pytest.param(task_of(m), m, marks=() if m in MEASURED else pytest.mark.slow) for m in MODELS),
     ],
 )
 @pytest.mark.filterwarnings("ignore:An input array is constant")  # of networks that hardly differ
-def test_an_analysis_is_refused_before_or_measured(task, model, tmp_path, monkeypatch):
+def test_an_analysis_that_is_not_refused_measures(task, model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    refused = refused_before(config(task, model), tmp_path)
-    of_task = {"rollout"} - ({"rollout"} if task == "circle_arcs" else set())
-    of_task |= {"samples"} - ({"samples"} if task == "char_lm" else set())
-    assert refused == of_task | REFUSED.get(model, set())
+    cfg = config(task, model)
+    measures_all_but(refusals(cfg), cfg, tmp_path)
 
 
 # Choices of the model's keys that need another key's; then values of the keys that have no choices
@@ -170,19 +184,22 @@ VALUES |= {
     "attention_init=0.1",
     "attention=l2 tied_qk=true",
 }
-QUICK = {"mask=window", "hyper_connections=free", "norm=ngpt", "latent_width=2", "value_residual=0.5"}
+QUICK = {"hyper_connections=free", "norm=ngpt", "mask=window latent_width=2 value_residual=0.5"}
 
 
 @pytest.mark.parametrize(
-    "words", [pytest.param(x, marks=() if x in QUICK else pytest.mark.slow) for x in sorted(CHOICES | VALUES)]
+    "words", [pytest.param(x, marks=() if x in QUICK else pytest.mark.slow) for x in sorted(CHOICES | VALUES | QUICK)]
 )
 @pytest.mark.filterwarnings("ignore:An input array is constant")
-def test_an_analysis_is_refused_before_or_measured_whatever_the_models_keys(words, tmp_path, monkeypatch):
+def test_an_analysis_is_refused_before_or_measures_whatever_the_models_keys(words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    keys = [f"model.{word}" for word in (*words.split(), *TOGETHER.get(words, "").split())]
+    keys = [f"model.{word}" for part in words.split() for word in (part, *TOGETHER.get(part, "").split())]
     task = "convex_hull" if "read_in=" in " ".join(keys) else "sorting"  # tokens have no coordinates
-    refused = refused_before(config(task, "transformer", *keys), tmp_path)
+    cfg = config(task, "transformer", *keys)
+    refused = refusals(cfg)
     assert {"rollout", "samples"} <= refused and "residual" not in refused
+    assert list(tmp_path.iterdir()) == []
+    measures_all_but(refused, cfg, tmp_path)
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -193,7 +210,7 @@ def test_a_model_is_refused_before_or_runs(name):
     inputs = batch.to("cpu", torch.float32).inputs
     assert batch.targets.is_floating_point() == (task.target_kind == "numbers")
     for model in MODELS:
-        cfg = config("nearest_neighbor" if model != "lstm" else "sorting", model).model
+        cfg = config(task_of(model), model).model
         try:
             skeleton(cfg, task)
         except ConfigError:
