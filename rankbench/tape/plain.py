@@ -21,6 +21,15 @@ class Kept(NamedTuple):
     result: Tensor
 
 
+class Size(NamedTuple):
+    """Of a call's result."""
+
+    call: Call
+    sum: Tensor
+    sum_of_magnitudes: Tensor
+    eps: float  # of its dtype
+
+
 class Changed(Exception):
     """The products depend on the touched number."""
 
@@ -40,10 +49,12 @@ class State(NamedTuple):
 class Plain(Recorder):
     """The first pass, which keeps what the touched one is compared with; or a third one."""
 
+    has_sizes = True  # of calls, to name the first that differs between two passes
+
     def __init__(self, module: Callable, submodule: str | None = None) -> None:
         super().__init__(module, RULES, wanted={0})  # no node has the number 0: nothing is kept
         self.kept: dict[Key, Kept] = {}
-        self.sizes: list[tuple[Call, Tensor]] = []  # of each call's result: sum and sum of magnitudes
+        self.sizes: list[Size] = []
         self.states: dict[Run, State] = {}
         self.is_listed = _listed(module) if isinstance(module, nn.Module) else set()
         self.stack: list[Run] = []
@@ -76,15 +87,16 @@ class Plain(Recorder):
         x = result if isinstance(result, Tensor) else next(iter(tensors_in(result)), None)
         is_made = "empty" not in self.call.function  # else whatever was in memory
         if (
-            self.num_calls > before
+            self.has_sizes
+            and self.num_calls > before
             and is_made
             and x is not None
             and x.is_floating_point()
             and x.layout == torch.strided
         ):
             numbers = x.detach().nan_to_num()
-            sizes = torch.stack([numbers.sum(dtype=torch.float64), numbers.abs().sum(dtype=torch.float64)])
-            self.sizes.append((self.call, torch.cat([sizes, sizes.new_tensor([torch.finfo(x.dtype).eps])])))
+            size = torch.linalg.vector_norm(numbers, 1, dtype=torch.float64)
+            self.sizes.append(Size(self.call, numbers.sum(dtype=torch.float64), size, torch.finfo(x.dtype).eps))
         return result
 
     def verdict(self, product: Product) -> Verdict:

@@ -47,6 +47,8 @@ class Way(NamedTuple):
 class Touched(Plain):
     """The pass with changed numbers."""
 
+    has_sizes = False
+
     def __init__(self, module: Callable, submodule: str | None, base: Plain, way: Way) -> None:
         super().__init__(module, submodule)
         self.base, self.way = base, way

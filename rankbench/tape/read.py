@@ -22,10 +22,9 @@ from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from rankbench.config.keys import ConfigError
 from rankbench.tape.calls import tensors_in
-from rankbench.tape.plain import Changed, Plain
+from rankbench.tape.plain import Changed, Plain, Size
 from rankbench.tape.probe import Touched, Way
 from rankbench.tape.reading import Axes, Input, Output, ReadCall, Reading, State
-from rankbench.tape.replay import Call
 from rankbench.tape.tags import Run
 from rankbench.tape.touch import is_partly, touched_at
 
@@ -109,13 +108,14 @@ def _differ(x: Any, y: Any) -> bool:
     )
 
 
-def _refuse_change(module: Callable, sizes: list[tuple[Call, Tensor]], again: list[tuple[Call, Tensor]]) -> None:
+def _refuse_change(module: Callable, sizes: list[Size], again: list[Size]) -> None:
     """ConfigError that names the first call that differs between two passes."""
     first = next(
-        (one for (one, x), (other, y) in zip(sizes, again, strict=False)
-         if one.function != other.function or one.module != other.module
-         or bool(((x - y)[:2].abs() > REPEATED * x[2] * x[1]).any())),
-        None if len(sizes) == len(again) else (sizes + again)[min(len(sizes), len(again))][0],
+        (one.call for one, other in zip(sizes, again, strict=False)
+         if one.call.function != other.call.function or one.call.module != other.call.module
+         or bool((one.sum - other.sum).abs() > REPEATED * one.eps * one.sum_of_magnitudes)
+         or bool((one.sum_of_magnitudes - other.sum_of_magnitudes).abs() > REPEATED * one.eps * one.sum_of_magnitudes)),
+        None if len(sizes) == len(again) else (sizes + again)[min(len(sizes), len(again))].call,
     )  # fmt: skip
     name = type(module).__name__ if isinstance(module, nn.Module) else getattr(module, "__name__", str(module))
     raise ConfigError(
