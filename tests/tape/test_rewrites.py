@@ -24,10 +24,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of the library and of torch
 
 QUICK = [
     ("shared keys and values", "one key head in einsum"),
-    ("shared keys and values", "additions in place"),
     ("linear attention", "head by head"),
     ("router of experts", "product and sum, not of tokens"),
-    ("nn.TransformerEncoder, pre-norm, padded", "mask named valid"),
     ("nn.TransformerEncoder, pre-norm, padded", "sequence first inside"),
     ("nn.TransformerEncoder, pre-norm, padded", "a dead tower"),
     ("differential attention", "the source's other attention"),

@@ -110,22 +110,21 @@ class Gated(Softmax):
         return q_BHNK.sum(-1).sigmoid()
 
 
-PLACES = [(norm, "layernorm", num_tokens) for norm in ("none", "pre", "post") for num_tokens in (4, 97)]
-OTHER_NORMS = list(itertools.product(("pre", "post"), ("rmsnorm", "l2norm")))
+KINDS = [("none", "layernorm"), *itertools.product(("pre", "post"), ("layernorm", "rmsnorm", "l2norm"))]
+QUICK = {("none", "layernorm", 4), ("pre", "layernorm", 4), ("post", "layernorm", 4), ("pre", "rmsnorm", 97)}
+QUICK |= {("post", "l2norm", 4)}
+PLACES = [(*kind, num_tokens) for kind in KINDS for num_tokens in (4, 97)]  # 97 tokens take the fused kernel
 
 
 @pytest.mark.parametrize(
     ("norm", "kind", "num_tokens"),
-    [
-        *PLACES,  # 97 tokens take the fused kernel
-        *((*norm, 4) for norm in OTHER_NORMS),
-        *(pytest.param(*norm, 97, marks=pytest.mark.slow) for norm in OTHER_NORMS),
-    ],
+    [pytest.param(*place, marks=() if place in QUICK else pytest.mark.slow) for place in PLACES],
 )
 def test_agrees_with_the_path_sums_of_our_own_transformer(model_config, monkeypatch, norm, kind, num_tokens):
     monkeypatch.setitem(ATTENTIONS, "gated", Gated())
     for changes in [*VARIANTS, {"attention": "gated"}]:
-        model, tokens = own_network(model_config, num_tokens, norm=norm, norm_kind=kind, **changes)
+        layers = 3 if kind == "layernorm" else 2
+        model, tokens = own_network(model_config, num_tokens, norm=norm, norm_kind=kind, layers=layers, **changes)
         wanted = sums_by_length(model, tokens)
         tape = record(Blocks(model), model.embed(tokens), begin="inputs")
         sums = tape.sums()
@@ -936,13 +935,17 @@ FAMILIES = {
 }
 
 
-@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
-@pytest.mark.parametrize("family", FAMILIES)
+WAYS = [(family, "sdpa") for family in FAMILIES if family != "XLNet"]  # which has no fused attention in transformers
+WAYS += [(family, "eager") for family in ("Bert", "GPT2", "T5", "XLNet")]
+SLOW_WAYS = [(family, "eager") for family in ("Roberta", "DistilBert", "Albert", "ViT", "Llama")]
+
+
+@pytest.mark.parametrize(
+    ("family", "implementation"), [*WAYS, *(pytest.param(*way, marks=pytest.mark.slow) for way in SLOW_WAYS)]
+)
 def test_public_families(family, implementation, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     transformers = pytest.importorskip("transformers", reason="needs the extra: pip install 'rankbench[pretrained]'")
-    if (family, implementation) == ("XLNet", "sdpa"):
-        pytest.skip("transformers has no fused attention for XLNet")
     name, sizes = FAMILIES[family]
     config = getattr(transformers, f"{family}Config")(**sizes, attn_implementation=implementation)
     model = getattr(transformers, name)(config).double().eval().requires_grad_(False)
