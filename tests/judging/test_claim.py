@@ -16,7 +16,7 @@ from rankbench.config.schema import conf_dir
 from rankbench.judging import CLAIMS, Claim, figures_published, judge, published, verdict_line
 from rankbench.judging.claim import AtMost, Control, NotMeasurable, above, below, within
 
-every = settings(max_examples=25, deadline=None)
+every = settings(max_examples=10, deadline=None)
 
 
 ON_THE_OTHER_SIDE = Control("each value on the other side of 1", lambda rows: rows.assign(value=2 - rows.value))

@@ -111,7 +111,7 @@ def test_a_statement_is_a_row_without_its_settings():
 # --- Holm -------------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=6))
 def test_holms_method_is_the_closure_of_bonferronis(p_values):
     """The adjusted p of a hypothesis: the largest Bonferroni p of all sets of hypotheses that include it."""

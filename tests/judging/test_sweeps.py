@@ -46,7 +46,7 @@ def test_values_are_ordered_as_numbers_or_as_words():
             rows_at(rows, KEY, "sigma")
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.lists(st.integers(-50, 50), min_size=3, max_size=6, unique=True))
 def test_the_trend_is_scipys_rank_correlation(numbers):
     rows = of_seed(swept({f"{2.0**exponent}": number / 10 for exponent, number in enumerate(numbers)}))

@@ -18,7 +18,7 @@ from scipy import sparse
 
 from rankbench.measures import dong_theory
 
-every = settings(max_examples=40, deadline=None)
+every = settings(max_examples=15, deadline=None)
 logs = st.floats(-30, 30)
 sizes = st.integers(1, 6)
 
@@ -183,7 +183,7 @@ def diameter(x):
     return np.abs(x[:, None] - x[None]).sum(-1).max()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from([1e-4, 1e-2, 0.1, 0.3, 1.0, 3.0, 10.0]), st.booleans())
 def test_the_diameter_bound_holds_for_every_input(seed, spread, skip):
     x, w_qk, w, bias, d_qk = drawn(seed, spread)
@@ -209,7 +209,7 @@ def test_tiny_diameters_are_cubed_far_below_float64():
     assert dong_theory.diameter_layer(-400.0, [0.0], [0.0], 1, masked=True) == pytest.approx(-400)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from([1e-3, 1e-2, 0.1, 0.3, 1.0, 3.0]))
 @example(1, 0.01)
 def test_the_inf_half_of_lemma_a_2_holds_for_every_input(seed, spread):
@@ -225,7 +225,7 @@ def test_the_inf_half_of_lemma_a_2_holds_for_every_input(seed, spread):
     assert inf_norm(got - centre) <= bound * (1 + 1e-9) + 1e-12 * sum(map(inf_norm, w)) * inf_norm(x)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from([1e-3, 1e-2, 0.1]))
 def test_lemma_a_1_holds_where_its_steps_do(seed, spread):
     """One head, scores small enough for e^x <= 1 + 2x, and D 1 q^T |R| within what the proof allows for D 1 |q^T R|."""
@@ -342,7 +342,7 @@ def test_path_lengths_against_every_path(layers, heads, skip):
     assert got.cumulative_share == pytest.approx(np.cumsum(counts) / len(lengths), rel=1e-14)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.integers(1, 1024), st.integers(1, 65536))
 @example(96, 96)
 @example(1024, 65536)

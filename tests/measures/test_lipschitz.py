@@ -42,7 +42,7 @@ from rankbench.runs.tables import read_table, with_who, write_table
 # Float64, a few hundred operations in another order.
 EXACT = {"rtol": 1e-11, "atol": 1e-12}
 ROUNDING = 1 + 1e-10  # what a true bound may be missed by, by rounding alone
-every = settings(max_examples=30, deadline=None)
+every = settings(max_examples=12, deadline=None)
 SHIPPED = OmegaConf.to_container(OmegaConf.load(conf_dir() / "analysis" / "lipschitz.yaml"))
 
 

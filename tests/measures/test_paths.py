@@ -33,7 +33,7 @@ from rankbench.training.loop import train
 ROUNDING = 1e-12
 EPSILON = 1e-5  # the norms', as torch's LayerNorm has it
 
-every = settings(max_examples=25, deadline=None)
+every = settings(max_examples=10, deadline=None)
 seeds = st.integers(0, 2**32 - 1)
 
 

@@ -56,7 +56,7 @@ VARIANTS = [
 MASKS = [{"mask": "none"}, {"mask": "causal"}, {"mask": "window", "window": 1}]
 MIXED = {"mix_attention": 0.6, "mix_identity": -0.3, "mix_uniform": 0.2, "temperature": 0.7}
 
-every = settings(max_examples=25, deadline=None)
+every = settings(max_examples=10, deadline=None)
 seeds = st.integers(0, 2**32 - 1)
 
 

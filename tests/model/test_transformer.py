@@ -30,7 +30,7 @@ from rankbench.model.transformer import Transformer, sinusoidal_positions
 # Float64 against another float64 route: a few hundred terms of order 1 in each of a few layers, eps = 2.2e-16.
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 
-every = settings(max_examples=25, deadline=None)
+every = settings(max_examples=10, deadline=None)
 seeds = st.integers(0, 2**32 - 1)
 
 

@@ -18,7 +18,7 @@ from rankbench.runs.intervals import (
     unpaired_difference,
 )
 
-every = settings(max_examples=50, deadline=None)
+every = settings(max_examples=20, deadline=None)
 SCALES = {"real": (-3.0, 3.0), "share": (0.05, 0.95), "positive": (0.1, 9.0)}
 
 

@@ -77,7 +77,7 @@ texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]
 ).map("".join)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(out=texts, value=texts, key=texts)
 def test_any_text_in_a_stored_config_comes_back_as_it_was(tmp_path_factory, cfg, out, value, key):
     cfg = dataclasses.replace(cfg, out=out, claims=[value], task={**cfg.task, "note": {key: [value]}})

@@ -19,7 +19,7 @@ from rankbench.runs.files import replacing, write_json, write_text
 from rankbench.runs.intervals import interval95
 from rankbench.runs.tables import RUN_COLUMNS, by_layer, mean_and_spread, read_table, thinned, with_who, write_table
 
-every = settings(max_examples=25, deadline=None)
+every = settings(max_examples=10, deadline=None)
 
 
 # --- files -----------------------------------------------------------------------------------------------------------

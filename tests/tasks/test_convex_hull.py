@@ -17,7 +17,7 @@ from rankbench.seeds import generator_for
 from rankbench.tasks import build_task, convex_hull
 from rankbench.tasks.convex_hull import hull_labels, labels_of_sets
 
-every = settings(max_examples=200, deadline=None)
+every = settings(max_examples=50, deadline=None)
 
 
 def hull_task(**changes):

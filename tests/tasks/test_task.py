@@ -16,7 +16,7 @@ from rankbench.seeds import generator_for
 from rankbench.tasks import Batch, build_task
 from rankbench.tasks.task import ABSENT, majority_baselines, repeated_token_ceiling, score
 
-every = settings(max_examples=25, deadline=None)
+every = settings(max_examples=10, deadline=None)
 seeds = st.integers(0, 2**32 - 1)
 
 

@@ -268,7 +268,7 @@ def test_a_schedule_moves_the_weights_by_the_rates_it_tells(tmp_path):
     torch.testing.assert_close(one_seed(first, 0), weights, **SAME)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 4), st.floats(0.01, 20))
 def test_clipping_is_torch_clip_grad_norm_seed_by_seed(seed, num_seeds, largest):
     generator = torch.Generator().manual_seed(seed)
@@ -1019,7 +1019,7 @@ def as_rows(batch, seed_index):
     return [tuple(row) for row in both.tolist()]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.integers(1, 15), st.integers(1, 17))
 def test_an_epoch_visits_every_training_sequence_once(train_size, batch_size):
     sizes = [f"task.train_size={train_size}", f"trainer.batch_size={batch_size}"]
