@@ -8,6 +8,7 @@ import io
 import os
 from collections.abc import Callable, Iterator
 
+import omegaconf
 import pandas as pd
 import pytest
 import torch
@@ -33,12 +34,16 @@ def pytest_configure(config: pytest.Config) -> None:
     words = config.getoption("markexpr").split()
     if "gpu" not in words or "not" in words:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    gc.disable()  # until all is imported
+    # Each interpolation is parsed once in all: a tenth of a composition.
+    omegaconf.base.parse = omegaconf._utils.parse = functools.cache(omegaconf.grammar_parser.parse)
     os.fsync = lambda _: None  # no folder of a test has to outlive a power cut; tests/power_cuts.py watches the calls
 
 
 def pytest_collection_finish() -> None:
     """Look for garbage seldom, and never in what has been imported: a tenth of the suite's time."""
     gc.freeze()
+    gc.enable()
     gc.set_threshold(100_000, 50, 100)
 
 
