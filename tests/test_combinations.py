@@ -76,7 +76,7 @@ REFUSED = {  # beside rollout and samples, which each have one task
 
 
 # Models that differ in what analyses read of them; the others share their code, and measuring them is `slow`
-MEASURED = {"transformer", "lstm", "amsel", "causal_l2_matched", "contractive_l2", "differential"}
+MEASURED = {"transformer", "lstm", "amsel", "causal_l2_matched", "differential"}
 
 
 def task_of(model):
@@ -184,7 +184,7 @@ VALUES |= {
     "attention_init=0.1",
     "attention=l2 tied_qk=true",
 }
-QUICK = {"hyper_connections=free", "norm=ngpt", "mask=window latent_width=2 value_residual=0.5"}
+QUICK = {"norm=ngpt", "hyper_connections=free mask=window latent_width=2"}
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_the_preset_on_the_page_of_extensions_runs_from_a_folder_of_the_user(tmp
     preset = re.search(r"```yaml\n(.*?)```", (ROOT / "docs" / "EXTENDING.md").read_text(), re.DOTALL)[1]
     (tmp_path / "conf" / "experiment").mkdir(parents=True)
     (tmp_path / "conf" / "experiment" / "mine.yaml").write_text(preset)
-    few = [f"analysis.{name}.sequences=4" for name in ("residual", "collapse")]
+    few = ["model.layers=2", "figures=[]", *(f"analysis.{name}.sequences=4" for name in ("residual", "collapse"))]
     done = succeeds("train", "--config-dir", "conf", "experiment=mine", "budget=smoke", *few, "out=sweep", at=tmp_path)
     assert "dong_fig2_skips" in done.out
     sweep = read_table(tmp_path / "sweep" / "sweep.csv")
@@ -116,7 +116,7 @@ def test_the_tutorials_listing_is_what_its_command_prints(tmp_path, steps, kinds
     (command,) = re.findall(r"^    rankbench (train -m .*)$", text, re.MULTILINE)
     assert "trainer.steps=500" in command and "model.layers=2,6" in command
     command = command.replace("=500", f"={steps}").replace("layers=2,6", "layers=6")
-    result = succeeds(*command.split(), at=tmp_path)
+    result = succeeds(*command.split(), "figures=[]", at=tmp_path)
     printed, written = listed(result.out + result.err), listed(text)
     assert len(written) == 4
     for skip in ("true", "false"):

@@ -344,7 +344,7 @@ def test_attention_to_one_key_alone_loses_no_digits(network, mask):
 
 
 @pytest.mark.parametrize(
-    "changes", [changes for changes, *_ in CUBIC] + [changes for changes, _ in LINEAR[:8]], ids=str
+    "changes", [changes for changes, *_ in CUBIC[::2]] + [changes for changes, _ in LINEAR[:8:2]], ids=str
 )
 def test_a_forward_pass_is_no_further_from_the_exact_residual_than_its_noise_floor(network, changes):
     model = network(seed=2, **{**ALONE, **changes}, layers=5)
@@ -391,7 +391,8 @@ def test_two_tokens_on_a_line_follow_the_closed_form_to_the_48th_layer(network):
 def test_a_masked_residual_decays_by_the_second_eigenvalue_of_the_average(network, mask, window):
     """In the limit a token is the average of what it sees: exponential decay, and not faster, whatever the depth."""
     model = identity_network(network, 2, layers=160, mask=mask, window=window)
-    first, last = (log_residual(propagate(model, INPUTS)[at]) for at in (150, 160))
+    states = propagate(model, INPUTS)
+    first, last = log_residual(states[150]), log_residual(states[160])
     token = np.arange(4)
     distance = token[:, None] - token
     seen = distance >= 0 if mask == "causal" else abs(distance) <= window
@@ -442,7 +443,7 @@ def test_the_change_of_relu_is_exact(z, d, log_scale):
     assert got == pytest.approx(wanted, rel=1e-13, abs=1e-15)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 10**6), log_scale=st.one_of(st.floats(-45, -2), st.floats(-400, -36)))
 def test_the_change_of_a_softmax_is_exact(seed, log_scale):
     """On both sides of the switch to the limit."""
@@ -497,7 +498,7 @@ def largest_score(step):
     return scores_BHNM.abs().max().item()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(keys=KEYS, seed=st.integers(0, 10**6), deviation=st.sampled_from([0.1, 0.5, 2.0]), padded=st.booleans())
 # without norms, scores grow to 5e10 in three layers
 @example(

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import functools
 import math
 import re
 
@@ -78,6 +79,7 @@ def fresh(*words):
     return cfg, subject, model
 
 
+@functools.cache
 def of_scale(factor):
     """The subject of a network without norms and MLPs whose states are `factor` times as large, its attention and
     logits being the same: a power of two, so that all its numbers but their exponents are the same."""
@@ -94,7 +96,7 @@ def of_scale(factor):
     return cfg, subject
 
 
-@pytest.mark.parametrize("factor", [2.0**100, 2.0**-100], ids=["1e30", "1e-30"])
+@pytest.mark.parametrize("factor", [2.0**100, pytest.param(2.0**-100, marks=pytest.mark.slow)], ids=["1e30", "1e-30"])
 @pytest.mark.parametrize("name", ["residual", "paths", "spectrum", "attention", "path_mass", "pruning", "independence"])
 def test_what_is_relative_is_the_same_of_states_of_any_size(name, factor):
     """Numbers in units of the states are in these units; no other number differs, but for what an epsilon adds."""
@@ -136,7 +138,10 @@ def changed(model, edge):
                 parameter.mul_(float(edge))
 
 
-@pytest.mark.parametrize("edge", ["constant", "rank one", "1e30", "1e-30", "one token"])
+SLOW_EDGES = [pytest.param(edge, marks=pytest.mark.slow) for edge in ("constant", "1e-30")]
+
+
+@pytest.mark.parametrize("edge", ["rank one", "1e30", "one token", *SLOW_EDGES])
 @pytest.mark.parametrize("name", [name for name in ANALYSES if name not in (*APART, "pruning")])
 @pytest.mark.filterwarnings("error:.*divide:RuntimeWarning", "ignore:An input array is constant")
 @pytest.mark.usefixtures("unpainted", "rounded_once_here")

@@ -184,26 +184,26 @@ def test_absent_tokens_do_not_count(make_subject):
 
 @pytest.mark.parametrize("scheme", ["frozen", "recomputed"])
 def test_interference_by_enumeration_and_by_signs(make_subject, scheme):
-    subject = make_subject(layers=3)
+    subject = make_subject(layers=2)
     inputs = subject.test.inputs[:40]
     network = {"frozen": FrozenNetwork, "recomputed": RecomputedNetwork}[scheme](subject.network, inputs)
     table = independence.table(subject, options(schemes=[scheme])).dropna(subset="interference")
     assert (table.interference_se == 0).all()
-    for length in range(4):
-        each = sums_of_groups(network, list(all_paths(3, 2, length)[:, None]))
+    for length in range(3):
+        each = sums_of_groups(network, list(all_paths(2, 2, length)[:, None]))
         wanted = each.sum(0).square().sum() / each.square().sum()
         (row,) = pick(table, first_length=length).to_dict("records")
         assert row["interference"] == pytest.approx(wanted.item(), **EXACT)
         assert row["num_paths"] == len(each) and row["interference"] <= row["num_paths"]
     if scheme == "frozen":
-        drawn = independence.table(subject, options(schemes=[scheme], max_paths=26, sign_draws=400))
+        drawn = independence.table(subject, options(schemes=[scheme], max_paths=8, sign_draws=400))
         drawn = drawn.dropna(subset="interference")
         assert (drawn.interference_se.iloc[1:] > 0).all()
         # four standard errors; the one path of length 0 has no sign
         distance = np.abs(drawn.interference.to_numpy() - table.interference.to_numpy())
         assert (distance <= 4 * drawn.interference_se + 1e-12).all()
     else:  # without all paths there are no sums of them
-        few = independence.table(subject, options(schemes=[scheme], max_paths=26))
+        few = independence.table(subject, options(schemes=[scheme], max_paths=8))
         assert set(few.of) == {"paths", "heads"}
 
 
@@ -261,8 +261,8 @@ def hessian_of_all(model, batch):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"positions": "sinusoidal"},
-        {"norm": "pre", "tied_qk": True, "mlp": False, "mlp_skip": False},
+        pytest.param({"positions": "sinusoidal"}, marks=pytest.mark.slow),
+        pytest.param({"norm": "pre", "tied_qk": True, "mlp": False, "mlp_skip": False}, marks=pytest.mark.slow),
         {"padded": True, "bias": False},
     ],
     ids=str,

@@ -122,7 +122,11 @@ def test_rows_of_a_models_layers(make_subject, changes):
     np.testing.assert_allclose(rows.relative_error, rows.error / x_BND.abs().max().item())
 
 
-@pytest.mark.parametrize("changes", [{}, {"skip_scale": 0.8}, {"mlp": False, "mlp_skip": False}], ids=str)
+@pytest.mark.parametrize(
+    "changes",
+    [{"skip_scale": 0.8}, *(pytest.param(x, marks=pytest.mark.slow) for x in ({}, {"mlp": False, "mlp_skip": False}))],
+    ids=str,
+)
 def test_a_contractive_network_is_undone_down_to_its_embedding(make_subject, changes):
     subject = make_subject(**(CONTRACTIVE | {"branch_scale": 0.4} | changes))
     table = invertibility.table(subject, options(coefficients=[0.5], ranges=[[0, 1]], iterations=80, network=True))
@@ -134,7 +138,7 @@ def test_a_contractive_network_is_undone_down_to_its_embedding(make_subject, cha
     assert few[few.part == "network"].error.min() > 1e-4  # the iterations make the difference
 
 
-@pytest.mark.parametrize("mask", ["none", "causal"])
+@pytest.mark.parametrize("mask", [pytest.param("none", marks=pytest.mark.slow), "causal"])
 def test_padded_sequences_are_undone_as_each_would_be_alone(make_subject, random_network, mask):
     changes = {**CONTRACTIVE, "contraction_keys": 4, "mlp": False, "mask": mask}
     model, batch = random_network(6, 0, padded=True, **changes)
@@ -245,9 +249,10 @@ def test_a_trained_networks_tables_say_whether_its_training_was_over(make_subjec
     steps = pd.DataFrame({"step": [0, 40, 80], "loss": [3.0, 1.0, 0.8], "split": "test"})
     valid = steps.assign(loss=9.0, split="valid")
     trained = dataclasses.replace(fresh, curve=pd.concat([steps, valid]))
+    few = options(coefficients=[0.5], ranges=[[0, 1]], iterations=1)
     for subject, fall in ((fresh, None), (trained, 0.1)):  # at step 60 the loss was at .9
         tables = (
-            invertibility.table(subject, options()),
+            invertibility.table(subject, few),
             histograms.table(subject, histogram_options(tokens=5, sequences=4)),
         )
         for table in tables:

@@ -350,8 +350,11 @@ def table_of(model_config, sorting_task):
     task, cfg = sorting_task(), model_config()
     batch = task.sample(2, torch.Generator().manual_seed(0))
 
+    two_seeds = set(list(LAWS)[::4])  # what differs between seeds is the same code for all laws
+
     @functools.cache
-    def make(law, seeds=2):
+    def make(law):
+        seeds = 2 if law in two_seeds else 1
         options = typed(laws.Options, {**USUAL, "law": law, **SMALL[law]}, "analysis.laws")
         parts = []
         for seed in range(seeds):
@@ -370,7 +373,7 @@ def test_every_law_has_a_claim_and_sizes_here():
 def test_measured_is_the_closed_form_and_the_control_is_not(name, table_of):
     claim, table = CLAIMS[f"law_{name}"], table_of(name)
     in_control = claim.control.falsify(table)
-    for seed in range(2):
+    for seed in table.seed.unique():
         assert (
             claim.measure(table[table.seed == seed])
             < claim.claimed.at

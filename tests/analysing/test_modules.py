@@ -411,18 +411,11 @@ class PaddedLayer(nn.Module):
         return x + self.out(F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2))
 
 
-@pytest.mark.parametrize("name", ["attention", "residual", "spectrum", "paths", "path_mass"])
-def test_padding_is_in_no_metric(name):
+def test_padding_is_in_no_metric():
     torch.manual_seed(0)
     module, ids = Padded().double().eval().requires_grad_(False), torch.randint(11, (2, 6))
     mask = torch.ones(2, 6, dtype=torch.int64)
     mask[1, 4:] = 0
-    both = rankbench.analyze(module, {"ids": ids, "attention_mask": mask}, name)[name]
-    negative = rankbench.analyze(module, ids.masked_fill(mask == 0, -1), name)[name]
-    measured = [column for column in both.select_dtypes("number") if "floor" not in column and column != "remainder"]
-    pd.testing.assert_frame_equal(negative[measured], both[measured], rtol=1e-9, atol=1e-14)
-    long = rankbench.analyze(module, {"ids": ids[:1]}, name)[name]
-    short = rankbench.analyze(module, {"ids": ids[1:, :4]}, name)[name]
     checked = {
         "attention": ["attention_entropy", "sink_weight", "largest_logit", "value_cosine", "distance_to_uniform"],
         "residual": ["relative_residual", "effective_rank", "mean_cosine"],
@@ -430,10 +423,21 @@ def test_padding_is_in_no_metric(name):
         "paths": ["relative_residual", "norm_share"],
         "path_mass": ["mass"],
     }
-    for column in checked[name]:
-        expected = (long[column] + short[column]) / 2
-        # error_upto of all lengths is rounding
-        assert both[column].to_numpy() == pytest.approx(expected.to_numpy(), rel=1e-9, abs=1e-14, nan_ok=True)
+    inputs = (
+        {"ids": ids, "attention_mask": mask},
+        ids.masked_fill(mask == 0, -1),
+        {"ids": ids[:1]},
+        {"ids": ids[1:, :4]},
+    )
+    tables = [rankbench.analyze(module, given, *checked) for given in inputs]
+    for name, columns in checked.items():
+        both, negative, long, short = (of_input[name] for of_input in tables)
+        numbers = [column for column in both.select_dtypes("number") if "floor" not in column and column != "remainder"]
+        pd.testing.assert_frame_equal(negative[numbers], both[numbers], rtol=1e-9, atol=1e-14)
+        for column in columns:
+            expected = (long[column] + short[column]) / 2
+            # error_upto of all lengths is rounding
+            assert both[column].to_numpy() == pytest.approx(expected.to_numpy(), rel=1e-9, abs=1e-14, nan_ok=True)
 
 
 class State(nn.Module):

@@ -75,6 +75,7 @@ def test_command_writes_a_table_for_each_benchmark(tmp_path):
         assert name in done.out
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_compiled_steps_are_timed_beside_plain_ones(graphs, monkeypatch):
     monkeypatch.setattr(compiling, "SMALL", 4)

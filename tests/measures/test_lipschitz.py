@@ -484,7 +484,10 @@ def test_the_bound_of_cosine_attention_is_reached_and_below_the_published_one():
         assert cosine_bound(maps_of(w_q, w_k, w_v, torch.eye(4)[None]), 10.0, 1e-6, n, "2") <= published
 
 
-@pytest.mark.parametrize("changes", MODELS, ids=str)
+QUICK = [pytest.param(x, marks=() if n in (0, 3, 4, 7) else pytest.mark.slow) for n, x in enumerate(MODELS)]
+
+
+@pytest.mark.parametrize("changes", QUICK, ids=str)
 def test_every_bound_of_a_model_is_above_every_lower_bound_of_the_same(make_subject, changes):
     table = analysis.table(make_subject(**changes), options(starts=3, steps=8, sequences=2, start_range=2.0))
     assert [column for column in table if table[column].isna().any()] == []

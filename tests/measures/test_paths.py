@@ -273,7 +273,11 @@ def test_sums_of_mixed_attention_and_normed_embeddings_are_those_by_hand(network
     assert_sums_are_by_hand(network(layers=3, heads=2, **changes), tokens(), mlp)
 
 
-@pytest.mark.parametrize("changes", COMBINATIONS, ids=label_of)
+# 7 has no divisor in common with the numbers of norms, MLPs, attentions and flags: all of each are among the quick ones
+QUICK = [pytest.param(x, marks=pytest.mark.slow if n % 7 > 1 else ()) for n, x in enumerate(COMBINATIONS)]
+
+
+@pytest.mark.parametrize("changes", QUICK, ids=label_of)
 def test_sums_by_length_are_the_enumerated_ones(network, changes):
     model = network(**changes)
     for mlp in ("gate", "source") if model.cfg.mlp else ("gate",):

@@ -509,8 +509,12 @@ EVERYTHING = {"variants": ["full", "no_mlp", "no_skip", "attention_only", "atten
     ("changes", "silent"),
     [
         ({}, set()),
-        ({"skip": False, "mlp_skip": False}, {"dong_fig2_skips", "dong_fig2_mlps_do_not_help"}),
-        ({"mlp": False, "mlp_skip": False}, {"dong_fig2_mlps_do_not_help"}),
+        pytest.param(
+            {"skip": False, "mlp_skip": False},
+            {"dong_fig2_skips", "dong_fig2_mlps_do_not_help"},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param({"mlp": False, "mlp_skip": False}, {"dong_fig2_mlps_do_not_help"}, marks=pytest.mark.slow),
         (
             {"skip": False, "mlp": False, "mlp_skip": False},
             {"dong_fig2_skips", "dong_fig2_mlps_do_not_help"},

@@ -47,13 +47,16 @@ def levels_drawn(page):
     ]
 
 
-@pytest.mark.parametrize("variants", [("full",), ("full", "no_mlp", "no_skip", "attention_only")])
+CHOSEN = [(0, {}), (4, {"series": "model.layers"})]
+CHOSEN += [(num_keys, chosen) for num_keys in (2, 4) for chosen in ({}, {"facet": "model.norm"}, {"x": "model.skip"})]
+FOUR = ("full", "no_mlp", "no_skip", "attention_only")
+
+
 @pytest.mark.parametrize(
-    ("num_keys", "chosen"),
+    ("num_keys", "chosen", "variants"),
     [
-        (0, {}),
-        *((num_keys, chosen) for num_keys in (2, 4) for chosen in ({}, {"facet": "model.norm"}, {"x": "model.skip"})),
-        (4, {"series": "model.layers"}),
+        *((*keys, ("full",)) for keys in CHOSEN),
+        *(pytest.param(*keys, FOUR, marks=pytest.mark.slow if keys[0] == 4 else ()) for keys in CHOSEN),
     ],
 )
 def test_no_two_configurations_share_a_line(variants, num_keys, chosen):
@@ -148,7 +151,7 @@ def test_a_figure_that_takes_no_facet_gets_lines_or_pages_for_what_it_would_mix(
     assert page.note == "averaged over optimizer.lr"
 
 
-@pytest.mark.parametrize("num_facets", [7, 9, 24])
+@pytest.mark.parametrize("num_facets", [7, pytest.param(9, marks=pytest.mark.slow), 24])
 def test_many_facets_stand_side_by_side_each_with_its_labels(num_facets):
     keys = {"k": [str(number) for number in range(num_facets)]}
     (page,) = pages("residual", residual_table(keys, ("full", "no_skip")), keys)

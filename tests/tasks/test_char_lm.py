@@ -418,6 +418,7 @@ def test_seeds_side_by_side_are_seeds_alone(tmp_path, model):
             torch.testing.assert_close(weight[0], both[name][index], **SAME)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_one_graph_serves_many_widths(graphs):
     weights = {}
