@@ -8,7 +8,6 @@ import io
 import os
 from collections.abc import Callable, Iterator
 
-import omegaconf
 import pandas as pd
 import pytest
 import torch
@@ -35,8 +34,6 @@ def pytest_configure(config: pytest.Config) -> None:
     if "gpu" not in words or "not" in words:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     gc.disable()  # until all is imported
-    # Each interpolation is parsed once in all: a tenth of a composition.
-    omegaconf.base.parse = omegaconf._utils.parse = functools.cache(omegaconf.grammar_parser.parse)
     os.fsync = lambda _: None  # no folder of a test has to outlive a power cut; tests/power_cuts.py watches the calls
 
 
