@@ -6,8 +6,8 @@ from matplotlib.figure import Figure
 
 from rankbench.measures.attention_matrices import ATTENTION_FLOORS
 from rankbench.measures.states import OF_RESIDUAL, STATE_FLOORS
-from rankbench.plots.figure import grid_of, is_wide, styled, title
-from rankbench.plots.marks import legend, line, mean_line
+from rankbench.plots.figure import grid_of, styled, title
+from rankbench.plots.marks import is_wide, legend, line, mean_line
 from rankbench.plots.readings import in_steps
 from rankbench.plots.style import colour_of_depth
 from rankbench.runs.tables import RUN_COLUMNS, last_of_layer

@@ -3,16 +3,8 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
-from rankbench.plots.figure import (
-    empty_figure,
-    legend,
-    log_y,
-    of_weights_in_words,
-    spans_orders,
-    styled,
-    whole_numbers,
-)
-from rankbench.plots.marks import line
+from rankbench.plots.figure import empty_figure, of_weights_in_words, styled
+from rankbench.plots.marks import legend, line, log_y, spans_orders, whole_numbers
 from rankbench.plots.residual import with_lines_of_views
 from rankbench.plots.style import panel_size
 from rankbench.runs.tables import last_of_layer
