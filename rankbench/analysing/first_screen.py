@@ -1,9 +1,11 @@
 """The answer about a network that is not ours: the heading of its figure, and a table for a terminal of 80 columns."""
 
+import re
 import textwrap
 
 import pandas as pd
 
+from rankbench.analyses import Subject
 from rankbench.analyses.residual import disagreements
 from rankbench.plots.overview import frozen_lengths
 from rankbench.runs.tables import last_of_layer, thinned
@@ -11,6 +13,14 @@ from rankbench.runs.tables import last_of_layer, thinned
 WIDTH = 80  # characters of a terminal
 FRESH = {"initialised": "fresh"}
 SHARES = {"sizes": "norm_share", "paths": "path_share"}
+
+
+def name_of(subject: Subject) -> str:
+    """Name of a network that is not ours for a heading: the last part of what the user named, and its class."""
+    assert subject.foreign is not None
+    module = next(iter(subject.modules.values()))
+    half = f", {subject.foreign.half}" if subject.foreign.half else ""
+    return f"{re.split('[/:]', subject.run.rstrip('/'))[-1]} ({type(module).__name__}{half})"
 
 
 def heading_of(name: str, network: pd.DataFrame) -> str:

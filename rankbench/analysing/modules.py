@@ -1,6 +1,5 @@
 """The subjects of `rankbench analyze` that are not networks of ours: a user's module, and a public checkpoint."""
 
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -29,7 +28,6 @@ from rankbench.seeds import generator_for
 from rankbench.tasks import Batch
 from rankbench.tasks.task import ABSENT, score
 
-OWN_TOKENS = 32  # of a sequence of ours
 OWN_TEXTS = (  # what a checkpoint reads if the user gives nothing
     "The river rose in the night, and by morning the lower fields were under water.",
     "She opened the letter, read it twice, and put it back into the drawer without a word.",
@@ -193,8 +191,8 @@ def _of_checkpoint(cfg: AnalyzeConfig, path: str, seed: int, machine: Machine) -
     inputs, targets = _inputs(cfg, checkpoint)
     special = _special(cfg, checkpoint, inputs)
     kinds = _kinds_of_checkpoint(cfg, checkpoint, inputs)
-    example = _example(inputs, targets, checkpoint.trained, special).to(machine.device, machine.dtype)
-    example = replace(example, kinds=kinds)
+    example = _example(inputs, targets, checkpoint.trained, special)
+    example = replace(example.to(machine.device, machine.dtype), kinds=kinds)
     own = "rankbench's own texts" if checkpoint.reader is not None else "random token ids"
     name = own if cfg.inputs is None else Path(cfg.inputs).name
     modules = {name: model.get_encoder() if config.is_encoder_decoder else model for name, model in models.items()}
@@ -256,7 +254,7 @@ def _inputs(cfg: AnalyzeConfig, checkpoint: Checkpoint) -> tuple[Tensor, Tensor 
 def _ids_of_ours(cfg: AnalyzeConfig, checkpoint: Checkpoint) -> Tensor:
     """Token ids of our own texts for a checkpoint that comes without inputs; random ones if it has no tokenizer."""
     config = checkpoint.trained.config
-    tokens = min(cfg.tokens, getattr(config, "max_position_embeddings", None) or OWN_TOKENS, OWN_TOKENS)
+    tokens = min(cfg.tokens, getattr(config, "max_position_embeddings", None) or 32, 32)
     if checkpoint.reader is not None:
         return _tokenized(checkpoint.reader, tokens, list(OWN_TEXTS))["inputs"]
     generator = generator_for(cfg.seed, "own tokens")
@@ -400,11 +398,3 @@ def network_table(subject: Subject) -> pd.DataFrame:
     assert subject.foreign is not None
     read = next(iter(subject.reads.values()))
     return with_who(table_of_reading(read, subject.foreign.half), **subject.who)
-
-
-def name_of(subject: Subject) -> str:
-    """Name of a network that is not ours for a heading: the last part of what the user named, and its class."""
-    assert subject.foreign is not None
-    module = next(iter(subject.modules.values()))
-    half = f", {subject.foreign.half}" if subject.foreign.half else ""
-    return f"{re.split('[/:]', subject.run.rstrip('/'))[-1]} ({type(module).__name__}{half})"

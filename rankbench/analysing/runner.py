@@ -13,9 +13,9 @@ import pandas as pd
 from rankbench import __version__, plots
 from rankbench.analyses import ANALYSES, Subject
 from rankbench.analyses.analysis import NEEDS
-from rankbench.analysing.first_screen import first_screen, heading_of
+from rankbench.analysing.first_screen import first_screen, heading_of, name_of
 from rankbench.analysing.kept_seeds import SECONDS_KEPT, KeptSeeds
-from rankbench.analysing.modules import checked_subjects, described, is_foreign, name_of, network_table
+from rankbench.analysing.modules import checked_subjects, described, is_foreign, network_table
 from rankbench.analysing.subjects import check_finite, fresh_subjects, subjects_of, subjects_of_run
 from rankbench.config import plugins
 from rankbench.config.keys import ConfigError, check_known, typed
