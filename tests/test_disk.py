@@ -18,6 +18,7 @@ from pathlib import Path
 import matplotlib.figure
 import pytest
 import torch
+from breadth import some
 from command_line import succeeds
 from forked import begin
 from limits import limited
@@ -118,7 +119,7 @@ def test_a_figure_that_does_not_fit_is_named(tmp_path, kind):
 
 
 # the tensors of a checkpoint, those of a training state, rows of layers.csv in the middle of training
-@pytest.mark.parametrize("num_bytes", [3_000, 8_000, 16_000])
+@pytest.mark.parametrize("num_bytes", some([3_000, 8_000, 16_000], 2))
 def test_training_stops_at_a_full_disk_in_one_line_and_goes_on(tmp_path, cfg, reference, num_bytes):
     run = Run(tmp_path / "run")
     with largest_file(num_bytes), pytest.raises(WriteError) as error:
@@ -270,7 +271,7 @@ def test_a_run_goes_on_from_whatever_a_power_cut_leaves(tmp_path, every):
         assert_same_results(run, reference)
 
 
-@pytest.mark.parametrize("name", ["metrics", "layers"])
+@pytest.mark.parametrize("name", some(["metrics", "layers"], 2))
 @pytest.mark.parametrize("change", ["lost", "doubled", "cut"])
 def test_rows_that_the_checkpoint_does_not_count_are_one_line(tmp_path, cfg, reference, name, change):
     run, saved = Run(tmp_path / "run"), Training.save

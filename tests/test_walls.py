@@ -138,6 +138,7 @@ def test_nothing_imports_a_paper_and_papers_know_little():
     assert len([module for module, _ in pairs if room(module) == "papers"]) > 100
 
 
+@pytest.mark.slow
 def test_a_paper_goes_with_its_folder(tmp_path):
     """The package with one paper alone, in a process of its own."""
     kept = "joseph_2024"

@@ -261,9 +261,9 @@ def hessian_of_all(model, batch):
 @pytest.mark.parametrize(
     "changes",
     [
+        {"padded": True, "bias": False},
         pytest.param({"positions": "sinusoidal"}, marks=pytest.mark.slow),
         pytest.param({"norm": "pre", "tied_qk": True, "mlp": False, "mlp_skip": False}, marks=pytest.mark.slow),
-        {"padded": True, "bias": False},
     ],
     ids=str,
 )

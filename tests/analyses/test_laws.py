@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from breadth import some
 from omegaconf import OmegaConf
 
 from rankbench import judging
@@ -350,7 +351,7 @@ def table_of(model_config, sorting_task):
     task, cfg = sorting_task(), model_config()
     batch = task.sample(2, torch.Generator().manual_seed(0))
 
-    two_seeds = set(list(LAWS)[::4])  # what differs between seeds is the same code for all laws
+    two_seeds = set(list(LAWS)[::6])  # what differs between seeds is the same code for all laws
 
     @functools.cache
     def make(law):
@@ -369,7 +370,7 @@ def test_every_law_has_a_claim_and_sizes_here():
     assert set(SMALL) == set(LAWS) and set(CLAIMS) == {f"law_{name}" for name in LAWS}
 
 
-@pytest.mark.parametrize("name", LAWS)
+@pytest.mark.parametrize("name", some(LAWS, 3))
 def test_measured_is_the_closed_form_and_the_control_is_not(name, table_of):
     claim, table = CLAIMS[f"law_{name}"], table_of(name)
     in_control = claim.control.falsify(table)
@@ -381,7 +382,7 @@ def test_measured_is_the_closed_form_and_the_control_is_not(name, table_of):
         )
 
 
-@pytest.mark.parametrize("name", LAWS)
+@pytest.mark.parametrize("name", some(LAWS, 3))
 def test_points_stand_beside_each_other_and_are_drawn(name, table_of):
     table = table_of(name)
     assert not table.isna().any(axis=None)

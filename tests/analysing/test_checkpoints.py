@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
+from breadth import some
 from command_line import refused, succeeds
 from PIL import Image
 
@@ -112,9 +113,7 @@ def test_losses_are_the_librarys(folder):
     assert fresh.whole_loss.iloc[0] == pytest.approx(np.log(len(WORDS)), rel=0.02)
 
 
-@pytest.fixture(
-    scope="module", params=[("null", [1, 2]), ("[]", []), pytest.param(("[6]", [6]), marks=pytest.mark.slow)]
-)
+@pytest.fixture(scope="module", params=some([["null", [1, 2]], ["[]", []], ["[6]", [6]]], 3))
 def of_bert(request, folder):
     """Tables of one checkpoint, and the ids of the special tokens that they leave out."""
     special, left_out = request.param
@@ -238,6 +237,7 @@ def test_a_masked_model_is_scored_on_what_was_hidden(folder):
     assert analyze(folder, "bert", "spectrum")["spectrum"].whole_loss.isna().all()
 
 
+@pytest.mark.slow
 def test_seeds_draw_fresh_weights_beside_one_trained_network(folder):
     table = analyze(folder, "gpt2", "spectrum", words=["replicas=2"])["spectrum"]
     assert table.groupby("weights").seed.unique().map(list).to_dict() == {"trained": [0], "initialised": [0, 1]}
@@ -297,7 +297,7 @@ def last_heads(paths_PL):
     return [max(((layer, head) for layer, head in enumerate(path, 1) if head), default=(0, 0)) for path in paths_PL]
 
 
-@pytest.mark.parametrize("parts", ["path", "last_head", "length"])
+@pytest.mark.parametrize("parts", some(["path", "last_head", "length"], 2))
 @pytest.mark.parametrize("name, masked", [("gpt2", 0), ("bert", 0.5)])
 def test_pruning_by_the_librarys_head_and_every_path(folder, tmp_path, name, masked, parts, monkeypatch):
     """The halves of the texts, the parts, their orders and the losses of what is kept, by enumeration."""
@@ -394,6 +394,7 @@ def test_dependence_of_paths_needs_no_weights_of_ours(folder, tmp_path):
     assert whole.interaction.max() < 1e-12 and whole.whole_accuracy.notna().all()
 
 
+@pytest.mark.slow
 def test_kinds_of_texts_are_those_of_the_tokenizers_ids(folder):
     choices = [
         [],
@@ -518,7 +519,7 @@ HALVES |= {f"{half}_attention_heads": 2 for half in ("encoder", "decoder")} | {"
 HALVES |= {"vocab_size": 20, "decoder_start_token_id": 1, "bos_token_id": 1, "eos_token_id": 2}
 
 
-@pytest.mark.parametrize("family", ["marian", "whisper"])
+@pytest.mark.parametrize("family", some(["whisper", "marian"], 2))
 def test_a_checkpoint_of_two_halves_says_which_is_measured(family, tmp_path):
     torch.manual_seed(0)
     sounds = {"num_mel_bins": 4, "max_source_positions": 6, "max_target_positions": 6} if family == "whisper" else {}

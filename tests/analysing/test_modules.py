@@ -10,6 +10,7 @@ import pytest
 import scipy
 import torch
 import torch.nn.functional as F
+from breadth import some
 from command_line import rankbench as called
 from command_line import refused, succeeds
 from safetensors.torch import save_file
@@ -475,6 +476,7 @@ def test_sums_of_a_module_have_the_floors_of_the_same_network_of_ours(random_net
     assert (parts[parts.part == "head"].below_floor == 0).all()
 
 
+@pytest.mark.slow
 def test_floors_of_many_parts_hold_a_few_of_them_at_a_time(random_network):
     """All 157 parts of the logits of a network of BERT's size are 2.5 GB, and a perturbed pass has them again."""
     model, batch = random_network(9, seed=1, layers=3)
@@ -1038,7 +1040,8 @@ class Two(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("output", "num_paths"), [(None, [1, 2]), (0, [1, 2]), (1, [1, 4, 4]), ("1", [1, 4, 4]), ("second", [1, 4, 4])]
+    ("output", "num_paths"),
+    some([(None, [1, 2]), (0, [1, 2]), (1, [1, 4, 4]), ("1", [1, 4, 4]), ("second", [1, 4, 4])], 2),
 )
 def test_an_output_is_chosen_by_its_number_or_by_a_submodule(output, num_paths):
     given = {} if output is None else {"output": output}

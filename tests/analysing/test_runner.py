@@ -10,6 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+from breadth import some
 from safetensors.torch import load_file
 
 import rankbench
@@ -370,7 +371,9 @@ def test_another_text_under_the_same_path_is_analysed_again(tmp_path, calls, tas
 
 
 @pytest.mark.parametrize(
-    "changes", [["seed=7"], ["model.layers=2"], ["task.test_size=9"], ["precision=fp32"]], ids=lambda words: words[0]
+    "changes",
+    some([["seed=7"], ["model.layers=2"], ["task.test_size=9"], ["precision=fp32"]], 2),
+    ids=lambda words: words[0],
 )
 def test_another_model_in_the_same_folder_gets_numbers_of_its_own(tmp_path, fresh, changes):
     """`out=` names one folder twice: what the first model left there is not what the second one is."""

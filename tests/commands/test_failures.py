@@ -15,6 +15,7 @@ from typing import ClassVar
 import pandas as pd
 import pytest
 import torch
+from breadth import some
 from command_line import rankbench, refused, succeeds
 from forked import begin, fork
 
@@ -135,7 +136,7 @@ def _waiting(*_, **__):
     time.sleep(100)
 
 
-@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGHUP], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", some([signal.SIGTERM, signal.SIGHUP], 2), ids=lambda kind: kind.name)
 @pytest.mark.parametrize(
     ("module", "name", "words", "line"),
     [

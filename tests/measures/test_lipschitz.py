@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 import scipy.optimize
 import torch
+from breadth import some
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
@@ -191,7 +192,7 @@ def test_the_theorem_holds_at_random_inputs(seed, shape, mask, size, gain):
 
 @pytest.mark.parametrize("p", ["inf", "2"])
 @pytest.mark.parametrize("mask", ["none", "causal", "random"])
-@pytest.mark.parametrize("shape", [(3, 1, 1, 1), (4, 3, 2, 2), (9, 2, 1, 3)], ids=str)
+@pytest.mark.parametrize("shape", some([[3, 1, 1, 1], [4, 3, 2, 2], [9, 2, 1, 3]], 2), ids=str)
 def test_the_theorem_holds_where_the_norm_was_maximised(shape, mask, p):
     tokens, width, heads, head_width = shape
     layer = random_layer(sum(shape), "l2", True, width, heads, head_width, tokens, mask)
@@ -484,10 +485,7 @@ def test_the_bound_of_cosine_attention_is_reached_and_below_the_published_one():
         assert cosine_bound(maps_of(w_q, w_k, w_v, torch.eye(4)[None]), 10.0, 1e-6, n, "2") <= published
 
 
-QUICK = [pytest.param(x, marks=() if n in (0, 3, 4, 7) else pytest.mark.slow) for n, x in enumerate(MODELS)]
-
-
-@pytest.mark.parametrize("changes", QUICK, ids=str)
+@pytest.mark.parametrize("changes", some(MODELS, 3), ids=str)
 def test_every_bound_of_a_model_is_above_every_lower_bound_of_the_same(make_subject, changes):
     table = analysis.table(make_subject(**changes), options(starts=3, steps=8, sequences=2, start_range=2.0))
     assert [column for column in table if table[column].isna().any()] == []

@@ -19,6 +19,7 @@ import numpy as np
 import pooch
 import pytest
 import torch
+from breadth import some
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -210,7 +211,10 @@ WITH_PADDING = [name for name in TEXTS if name.startswith(("Bert", "Roberta", "D
 
 @pytest.mark.parametrize(
     ("family", "is_own"),
-    [*((name, False) for name in PADDED), *(pytest.param(name, True, marks=marks(name)) for name in WITH_PADDING)],
+    [
+        *some(((name, False) for name in PADDED), 2),
+        *(pytest.param(name, True, marks=marks(name)) for name in WITH_PADDING),
+    ],
 )
 def test_padded_texts_are_those_of_the_attention_mask(family, is_own):
     """With -1 for absent tokens, and with the model's own padding."""
@@ -359,7 +363,7 @@ BEGIN = {
 }
 
 
-@pytest.mark.parametrize("family", BEGIN)
+@pytest.mark.parametrize("family", some(BEGIN, 2))
 def test_path_sums_are_those_of_the_tape(family):
     model = built(family)
     inputs, call = inputs_of(family, -1)
@@ -372,7 +376,7 @@ def test_path_sums_are_those_of_the_tape(family):
     assert sums.remainder().max() < 1e-12
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", some(FAMILIES, 3))
 def test_metrics_of_every_layer(family):
     network = as_network(built(family))
     inputs, _ = inputs_of(family, -1)
@@ -511,7 +515,7 @@ def saved(model, folder, suffix="safetensors"):
 LOADED = [*TEXTS[:1], *(name for name in FAMILIES if "LM" in name), "DistilBert", "ViT", "ViT, classes", "DeiT"]
 
 
-@pytest.mark.parametrize("suffix", ["safetensors", "bin"])
+@pytest.mark.parametrize("suffix", some(["safetensors", "bin"], 2))
 @pytest.mark.parametrize("family", LOADED)
 def test_saved_checkpoints_load_equal(family, suffix, tmp_path):
     model = built(family).float()

@@ -25,8 +25,6 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of the library and of torch
 QUICK = [
     ("shared keys and values", "one key head in einsum"),
     ("linear attention", "head by head"),
-    ("router of experts", "product and sum, not of tokens"),
-    ("nn.TransformerEncoder, pre-norm, padded", "sequence first inside"),
     ("nn.TransformerEncoder, pre-norm, padded", "a dead tower"),
     ("differential attention", "the source's other attention"),
 ]

@@ -17,6 +17,7 @@ import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
+from breadth import some
 from omegaconf import OmegaConf
 
 from rankbench.analyses import ANALYSES, Subject, curves, samples
@@ -405,7 +406,9 @@ def test_training_is_a_plain_loop(tmp_path):
         assert metrics[split] == pytest.approx(total(splits[split]).item(), rel=1e-9)
 
 
-@pytest.mark.parametrize("model", ["causal", "causal_l2_tied", "causal_contractive_l2", "causal_l2_matched", "lstm"])
+@pytest.mark.parametrize(
+    "model", some(["causal", "causal_l2_tied", "causal_contractive_l2", "causal_l2_matched", "lstm"], 4)
+)
 def test_seeds_side_by_side_are_seeds_alone(tmp_path, model):
     words = ["model=causal", f"model={model}", "model.width=16", "trainer.steps=4"]
     cfg = compose("train", *TINY[:1], *words[1:3], *TINY[4:], "trainer.steps=4", "model.dropout=0.2", "replicas=2")

@@ -16,6 +16,7 @@ import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
+from breadth import some
 from torch.func import functional_call
 
 from rankbench.commands.compose import compose
@@ -128,9 +129,9 @@ def assert_gradients(of, batch, tolerance):
 
 
 @pytest.mark.parametrize("precision", TOLERANCES)
-@pytest.mark.parametrize("words", TOGGLES.values(), ids=TOGGLES)
-def test_gradients_are_those_of_autograd(words, precision):
-    of = training(config(*words, f"precision={precision}"), "fused")
+@pytest.mark.parametrize("toggle", some(TOGGLES, 2))
+def test_gradients_are_those_of_autograd(toggle, precision):
+    of = training(config(*TOGGLES[toggle], f"precision={precision}"), "fused")
     assert_gradients(of, of.batch(), TOLERANCES[precision])
 
 

@@ -25,6 +25,7 @@ import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
+from breadth import some
 from forked import fork
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -217,7 +218,7 @@ def test_seeds_side_by_side_are_separate_runs_are_a_plain_loop(tmp_path, variant
         assert clip is None or max(norms) > clip, "the clip never acted: the test would not see it missing"
 
 
-@pytest.mark.parametrize(("at_a_time", "sizes"), [(1, [1] * 5), (2, [2, 1, 2]), (4, [2, 3]), (9, [5])])
+@pytest.mark.parametrize(("at_a_time", "sizes"), some([(1, [1] * 5), (2, [2, 1, 2]), (4, [2, 3]), (9, [5])], 2))
 def test_seeds_in_groups_are_those_all_at_once(tmp_path, monkeypatch, at_a_time, sizes):
     words = ["model.dropout=0.2", "precision=fp64", "replicas=5"]
     monkeypatch.setitem(STATES_AT_A_TIME, "cpu", 1 << 40)
