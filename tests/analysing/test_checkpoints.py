@@ -141,7 +141,7 @@ def composite(x_ND):
     return np.sqrt(np.linalg.norm(x_ND, 1) * np.linalg.norm(x_ND, np.inf))
 
 
-@pytest.mark.parametrize(("special", "left_out"), [("null", [1, 2]), ("[]", [])])
+@pytest.mark.parametrize(("special", "left_out"), some([("null", [1, 2]), ("[]", [])], 2))
 def test_collapse_and_bounds_measure_the_residual_of_the_tokens_that_count(folder, special, left_out):
     """Of the library's states; the bounds are of all tokens, so they begin at the residual of all."""
     words = [f"special_tokens={special}", "analysis.collapse.variants=[full]", "analysis.bounds.variants=[full]"]
@@ -263,6 +263,7 @@ def test_a_family_without_an_adapter_is_measured_as_a_module(folder):
     assert len(tables["path_mass"]) == 2 * (3 + 4)
 
 
+@pytest.mark.slow
 def test_sizes_of_sums_leave_special_tokens_out(folder):
     """Of the output's squared norm the tokens that count and those that do not add up to all."""
     names = ("spectrum", "paths", "path_mass")
@@ -298,7 +299,7 @@ def last_heads(paths_PL):
 
 
 @pytest.mark.parametrize("parts", some(["path", "last_head", "length"], 2))
-@pytest.mark.parametrize("name, masked", [("gpt2", 0), ("bert", 0.5)])
+@pytest.mark.parametrize("name, masked", some([("bert", 0.5), ("gpt2", 0)], 2))
 def test_pruning_by_the_librarys_head_and_every_path(folder, tmp_path, name, masked, parts, monkeypatch):
     """The halves of the texts, the parts, their orders and the losses of what is kept, by enumeration."""
     monkeypatch.setattr(pruning, "NUMBERS_AT_A_TIME", 1500)  # several chunks of texts
@@ -356,7 +357,7 @@ def test_what_measures_one_network_takes_the_trained_one_alone(folder):
     assert all(set(table.seed) == {0} and table.whole_loss.nunique() == 1 for table in tables.values())
 
 
-@pytest.mark.parametrize(("special", "left_out"), [("null", [1, 2]), ("[]", [])])
+@pytest.mark.parametrize(("special", "left_out"), some([("null", [1, 2]), ("[]", [])], 2))
 def test_jacobians_and_bounds_at_texts_are_the_librarys(folder, special, left_out):
     words = ["analysis.lipschitz.sequences=1", "analysis.bounds.sequences=1", "analysis.bounds.variants=[full]"]
     tables = analyze(folder, "bert", "lipschitz", "bounds", words=[*words, f"special_tokens={special}"])

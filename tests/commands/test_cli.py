@@ -533,6 +533,7 @@ def test_a_sweep_makes_a_folder_a_job_and_gathers_them(tmp_path):
     assert json.loads((tmp_path / "latest" / "summary.json").read_text())["run"] == str((sweep / jobs[1]).resolve())
 
 
+@pytest.mark.slow
 def test_a_preset_can_be_a_sweep_without_m(tmp_path):
     words = [word for word in TINY if not word.startswith(("trainer.steps", "model.layers"))]
     words += ["trainer.epochs=1", "trainer.steps=null", "model.layers=1", "figures=[]", *SHORT]
@@ -561,6 +562,7 @@ def test_a_sweep_of_other_configs_is_refused_as_a_whole(tmp_path):
     assert list(pd.read_csv(tmp_path / "sweep" / "sweep.csv")["model.heads"]) == [1, 2, 4]
 
 
+@pytest.mark.slow
 def test_a_sweep_over_a_boolean_key_ends_with_its_figure_and_page(tmp_path):
     succeeds("train", "-m", *TINY, "model.bias=true,false", "out=sweep", at=tmp_path)
     (tmp_path / "report").mkdir()
@@ -594,7 +596,7 @@ def test_a_reference_to_another_key_is_each_jobs_own(tmp_path):
     assert {name for name in before if before[name] != after[name]} <= {"train.log"}
 
 
-@pytest.mark.parametrize("job_fails", [False, True])
+@pytest.mark.parametrize("job_fails", some([True, False], 2))
 def test_a_report_that_fails_at_the_end_of_a_sweep_fails_the_command(job_fails, tmp_path, monkeypatch):
     from rankbench.training import loop
 
