@@ -19,12 +19,13 @@ from rankbench.judging.residual_left import layers_ahead
 from rankbench.model import initial_model
 from rankbench.papers import wu_2024
 from rankbench.papers.dong_2021.collapse import COLLAPSE
+from rankbench.papers.dong_2021.layernorm import NORMS
 from rankbench.papers.dong_2021.paths import PATHS
 from rankbench.runs.intervals import interval95
 from rankbench.runs.tables import with_who
 
 BOTH = ("trained", "initialised")
-CLAIMED = PATHS | COLLAPSE | wu_2024.CLAIMS
+CLAIMED = PATHS | COLLAPSE | NORMS | wu_2024.CLAIMS
 CLAIMED = {name: claim for name, claim in CLAIMED.items() if not name.startswith(("knob_", "law_"))}
 
 

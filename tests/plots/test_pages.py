@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from rankbench import plots
 from rankbench.analyses import ANALYSES
 from rankbench.config.schema import FigureKeys
-from rankbench.plots import figure as figures
+from rankbench.plots import marks
 from rankbench.plots.pages import pages_of_analysis, pages_of_final_numbers
 from rankbench.report.figures import draw_final
 
@@ -170,7 +170,7 @@ def test_more_lines_than_colours_have_other_dashes():
     axes = Figure().add_subplot()
     for number in range(12):
         rows = pd.DataFrame({"layer": [0, 1], "value": 0.5, "seed": 0})
-        figures.line(axes, rows, "layer", "value", str(number), number)
+        marks.line(axes, rows, "layer", "value", str(number), number)
     styles = {(line.get_color(), line.get_marker(), line.get_linestyle()) for line in axes.get_lines()}
     assert len(styles) == 12
     assert max(line.get_xdata()[0] for line in axes.get_lines()) < 0.5  # nearer to its own layer than to the next
