@@ -95,15 +95,15 @@ class RandomRounding(TorchDispatchMode):
             return operation(*args, **kwargs)
         if family is aten._to_copy:
             result = operation(*args, **kwargs)
-            return self._rounded(result) if _is_float(result) and _is_coarser(result, args[0]) else result
+            return self._round_(result) if _is_float(result) and _is_coarser(result, args[0]) else result
         if family in PRODUCTS:
             result, size = operation(*args, **kwargs), operation(*map(_size, args), **kwargs)
             if _is_whole(size):
                 return result
-            return torch.addcmul(result, size, self._noise(result))
+            return result.addcmul_(size, self._noise(result))
         if family is aten.gelu:
             result = operation(*args, **kwargs)
-            return torch.addcmul(result, inputs[0], self._noise(result))
+            return result.addcmul_(inputs[0], self._noise(result))
         if operation._schema.is_mutable and (product := PRODUCTS_IN_PLACE.get(family)) is not None:
             size = product(*map(_size, args), **kwargs)  # of the terms, before the result takes the place of one
             result = operation(*args, **kwargs)
@@ -111,10 +111,7 @@ class RandomRounding(TorchDispatchMode):
         if torch.Tag.pointwise not in operation.tags:
             kept = 1 if operation._schema.is_mutable else 0  # the operation must change its argument itself, not a copy
             args = (*args[:kept], *self._rounded(args[kept:]))
-        result = operation(*args, **kwargs)
-        if operation._schema.is_mutable:
-            return result.copy_(self._rounded(result))
-        return self._rounded(result)
+        return self._round_(operation(*args, **kwargs))
 
     def _rounded(self, x: Any) -> Any:
         if isinstance(x, (list, tuple)):
@@ -122,6 +119,13 @@ class RandomRounding(TorchDispatchMode):
         if not _is_float(x) or _is_whole(x):
             return x
         return x * (self._noise(x) + self.ones[x.dtype, x.device])
+
+    def _round_(self, x: Any) -> Any:
+        """The same in place, for results that nothing else holds: memory of this size is slow to get."""
+        for part in x if isinstance(x, (list, tuple)) else [x]:
+            if _is_float(part) and not _is_whole(part):
+                part.mul_(self._noise(part) + self.ones[part.dtype, part.device])
+        return x
 
     def _noise(self, x: Tensor) -> Tensor:
         """eps u for every entry of x."""
