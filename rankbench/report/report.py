@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from rankbench.analysing.runner import judge_all
+from rankbench.config import plugins
 from rankbench.config.keys import ConfigError, closest
 from rankbench.config.schema import StudyKeys
 from rankbench.judging import CLAIMS, figures_published
@@ -102,7 +103,7 @@ def gather(
     studied = studied_columns(chosen, tables, final, keys)
     write_table(with_columns(final, studied, chosen, keys), folder / "sweep.csv")
     seeds = booleans_as_words(read_table(folder / "sweep.csv"))
-    lines = [*_states_of(joined), f"-> {folder / 'sweep.csv'}"]
+    lines = [*_states_of(joined), *_plugins_not_named(jobs), f"-> {folder / 'sweep.csv'}"]
     wheres = {value: words for value, rows in studied.items() if (words := rows_that_count(chosen, rows))}
     lines += [f"{value}: {words}" for value, words in wheres.items()]
     summary = summarise(seeds, keys, (value for value in studied if "." in value))
@@ -138,6 +139,13 @@ def gather(
         live=live,
     )
     return [*lines, f"-> {folder / 'report.html'}"]
+
+
+def _plugins_not_named(jobs: list[Path]) -> list[str]:
+    """A line where runs were made with plug-ins that the user has not named: their tables are not read."""
+    names = {name for job in jobs for name in config_of(job).get("plugins") or () if name not in plugins.LOADED}
+    words = f"plugins=[{','.join(sorted(names))}]"
+    return [f"tables of plug-ins that are not named are left out; to read them, add {words}"] if names else []
 
 
 def _write_summary(summary: pd.DataFrame, studied: dict[str, pd.DataFrame], folder: Path) -> list[str]:
@@ -198,7 +206,8 @@ def _claims_of(configs: list[dict[str, Any]], tables: dict[str, pd.DataFrame]) -
 def _states_of(joined: Joined) -> Iterator[str]:
     """The number of jobs by status, then the jobs that have not finished and those whose files have changed."""
     counts = Counter(joined.statuses.values())
-    yield f"{len(joined.statuses)} jobs, {', '.join(f'{count} {status}' for status, count in counts.items())}"
+    jobs = "1 job" if len(joined.statuses) == 1 else f"{len(joined.statuses)} jobs"
+    yield f"{jobs}, {', '.join(f'{count} {status}' for status, count in counts.items())}"
     for job, status in joined.statuses.items():
         if status != "finished":
             yield f"{joined.names[job]}: {status}{f' ({joined.damage[job]})' if job in joined.damage else ''}"

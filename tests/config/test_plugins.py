@@ -32,6 +32,7 @@ from rankbench.measures.states import STATE_METRICS
 from rankbench.model import KINDS, initial_model
 from rankbench.model.weighting_check import check_weighting
 from rankbench.model.weightings import ATTENTIONS, Softmax, Start, Weighting, dot_products, hidden_as
+from rankbench.report.report import gather
 from rankbench.report.scoreboard import scoreboard
 from rankbench.runs.machine import Machine
 from rankbench.runs.tables import read_table
@@ -264,7 +265,10 @@ def test_a_run_that_cannot_be_read_without_its_plugin_says_so(elsewhere):
             ConfigError, match=r"run: this run needs plugins=\[lettercount\], whose code is imported only"
         ):
             read()
+    left_out = "tables of plug-ins that are not named are left out; to read them, add plugins=[lettercount]"
+    assert left_out in gather([folder], elsewhere / "report")
     assert rb.load(folder, plugins="lettercount").config.model.attention == "inverse_square"
+    assert left_out not in gather([folder], elsewhere / "report")
 
 
 def test_an_installed_plugin_needs_no_naming(elsewhere):
