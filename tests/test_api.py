@@ -431,7 +431,7 @@ MORE = {
     "path_mass": [(UNCOUNTED, {}), (*MODULE, {})],
     "pruning": [(UNCOUNTED, {"random_orders": 1, "counts": 2})],
     "dynamics": [(None, {"metrics": list(dynamics.METRICS)})],
-    "lipschitz": [(UNCOUNTED, LIPSCHITZ)],
+    "lipschitz": [(UNCOUNTED, LIPSCHITZ), (None, {"norms": ["2"], "sequences": 1, "radii": [0.01]})],
     "invertibility": [(None, SUBJECTS["invertibility"][1])],
     "histograms": [(None, SUBJECTS["histograms"][1])],
     "head_rank": [(HEADS_ALONE, {})],

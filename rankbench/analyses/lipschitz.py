@@ -22,6 +22,7 @@ from rankbench.config.keys import ConfigError, key
 from rankbench.measures import lipschitz_bounds
 from rankbench.measures import lipschitz_of_networks as of_networks
 from rankbench.measures.attention_layer import AttentionLayer, fresh_layer
+from rankbench.measures.certified_ball import check_covered, on_balls
 from rankbench.measures.jacobian_ascent import ascend, jacobian_norm, random_starts
 from rankbench.model.attention import visible_keys
 from rankbench.model.network import Layer, Network, check_one_stream, run
@@ -54,6 +55,7 @@ class Options:
     norms: list[str] = key("p of the constants.", choices=("inf", "2"), nonempty=True)
     radius: float = key("Radius of the ball in which dot-product attention is bounded.", above=0)
     sequences: int | None = key("Number of test sequences at which the model is measured. null: all.", at_least=1)
+    radii: list[float] = key("Radii of balls around embedded test sequences (Frobenius norm). []: none.", above=0)
     cap: float | None = key(
         "c: the network is also bounded with all matrices at spectral norm c, as with optimizer.cap=c. null: not.",
         above=0,
@@ -73,6 +75,8 @@ class Options:
             )
         if self.layer == "contractive_l2" and not self.tied:
             raise ConfigError("analysis.lipschitz.tied=false: layer=contractive_l2 has no constant to divide by")
+        if self.radii and (self.layer is not None or "2" not in self.norms):
+            raise ConfigError("analysis.lipschitz.radii: needs layer=null and 2 in norms; set it to []")
         if self.mirror and not (self.layer in ("l2", "contractive_l2") and self.width == 1 and self.mask == "none"):
             raise ConfigError("analysis.lipschitz.mirror=true: for layer=l2 of width=1 with mask=none; set it to false")
 
@@ -94,7 +98,8 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
             bounds = {norm: of_networks.theorem(masked, num_tokens, norm) for norm in options.norms}
             rows += [axes | row for row in _constants(masked, num_tokens, options, bounds)]
             rows += [axes | row for row in _ascents(masked, num_tokens, options, generator)]
-    whole = pd.DataFrame(rows, columns=list(ROWS)).fillna({"start": 0, "step": 0}).astype({"start": int, "step": int})
+    columns = [*ROWS, *(BALLS if options.radii else ())]
+    whole = pd.DataFrame(rows, columns=columns).fillna({"start": 0, "step": 0}).astype({"start": int, "step": int})
     return whole.assign(**subject.what_counts)
 
 
@@ -166,6 +171,7 @@ def _rows_of_subject(subject: Subject, options: Options) -> Iterator[dict]:
         kind = model.attentions[0].score_name
         rows = [*_rows_of_parts(model, most, options), *_rows_at_data(model, inputs, options)]
         rows += _rows_on_ball(model, inputs, most) if "2" in options.norms else []
+        rows += _rows_around_data(model, inputs, rows, options, subject.seed) if options.radii else []
         for number, attention in enumerate(model.attentions, 1):
             layer = of_networks.layer_of(attention, most)
             if layer is not None:
@@ -214,6 +220,21 @@ def _rows_on_ball(network: Network, inputs: Tensor, num_tokens: int) -> Iterator
             _at(part, layer) | _row("2", "certificate", "bound", value) for layer, value in enumerate(values, 1)
         )
     yield _at("network", 0) | _row("2", "certificate", "bound", bounds.network)
+
+
+def _rows_around_data(
+    network: Network, inputs: Tensor, rows: list[dict], options: Options, seed: int
+) -> Iterator[dict]:
+    """Rows of the bound and the ascent on balls around the sequences. rows: those with the theorem's bound."""
+    lengths_B, sequences = network.lengths(inputs), counted(inputs, len(inputs), "lipschitz: balls")
+    present = (x if lengths_B is None else x[: lengths_B[number]] for number, x in enumerate(sequences))
+    states, of_network = (network.embed(x[None])[0] for x in present), _at("network", 0)
+    of_theorem = of_network | {"p": 2.0, "quantity": "theorem"}
+    theorem = next(row["value"] for row in rows if of_theorem.items() <= row.items())
+    for ball, norm in on_balls(network, states, options.radii, theorem, generator_for(seed, "balls")):
+        at = of_network | {"radius": ball.radius}
+        yield at | _row("2", "certified_ball", "bound", ball.bound) | ball.largest_part
+        yield at | _row("2", "certified_ball", "lower_bound", norm)
 
 
 def _layer_bound(sublayers: Layer, p: str, of_attention: float, scales: dict[str, float]) -> float:
@@ -296,13 +317,17 @@ def _of_tokens(
 
 def digest(table: pd.DataFrame) -> str:
     """Each quantity, mean over seeds, for a terminal; of an ascent the best start at the end."""
-    last = table[(table.start <= 1) & (table.quantity != "spectral_norm")]
+    last = table[(table.start <= 1) & ~table.quantity.isin(["spectral_norm", "certified_ball"])]
     last = last[last.step == last.groupby(["quantity", "tokens"]).step.transform("max")]
     axes = ["weights", "part", "layer", "p"] if table.tokens.nunique() == 1 else ["attention", "p", "tokens"]
     named = last.assign(what=last.quantity + " (" + last.kind + ")")
     mean = named.pivot_table("value", axes, "what", "mean", sort=False)
     numbers = mean.map(lambda value: "" if pd.isna(value) else f"{value:.4g}")
-    return f"Lipschitz constants ({mean_of_seeds(table.seed.nunique())})\n{numbers.to_string()}"
+    text = f"Lipschitz constants ({mean_of_seeds(table.seed.nunique())})\n{numbers.to_string()}"
+    if "radius" not in table:
+        return text
+    balls = table[table.quantity == "certified_ball"].pivot_table("value", ["weights", "radius"], "kind", "mean")
+    return f"{text}\non balls around the data:\n{balls.map('{:.4g}'.format).to_string()}"
 
 
 def check(subject: Subject, options: Options) -> None:
@@ -316,6 +341,8 @@ def check(subject: Subject, options: Options) -> None:
         )
     if options.layer is None:
         check_one_stream(network, "lipschitz")
+        if options.radii:
+            check_covered(network, 1 if isinstance(task, Corpus) else task.length)
     if options.layer is not None or isinstance(task, Corpus):  # whose texts, not read here, may be short
         return
     numbers = task.length * network.width
@@ -342,14 +369,21 @@ ROWS = {
     "ascent_mirrored: the largest ||J||_p of the ascent so far. spectral_norm: of a weight, by SVD. certificate: "
     "holds while no embedded token is longer than the longest in the test sequences; on this ball softmax attention "
     "is bounded, too (rankbench.measures.lipschitz_of_networks.certificate). capped: the theorem's bound on any "
-    "network of this shape whose matrices have no singular value above `cap`.",
+    "network of this shape whose matrices have no singular value above `cap`. certified_ball: holds on balls around "
+    "the test sequences (rankbench.measures.certified_ball), or everywhere if it is the theorem's; its lower_bound is "
+    "the largest ||J||_p that an ascent found in these balls.",
     "kind": "What `value` is to the Lipschitz constant. exact; bound: never below it; lower_bound: never above it; "
     "estimate: neither.",
     "start": "Of an ascent: number of the start, 1 the best of all; else 0.",
     "step": "Of an ascent: its step; else 0.",
     "value": "The number.",
 }
-COLUMNS = ROWS | SPECIAL_TOKENS
+BALLS = {  # with the option `radii` only
+    "radius": "Of the ball of certified_ball, in the Frobenius norm over all tokens. No column without `radii`.",
+    "operation": "Of its bound: the largest part's layer.sublayer.operation, or theorem. No column without `radii`.",
+    "share": "That part's share of the bound; the Jacobian at the data is one more part. No column without `radii`.",
+}
+COLUMNS = ROWS | BALLS | SPECIAL_TOKENS
 ANALYSIS = Analysis(
     Options,
     table,

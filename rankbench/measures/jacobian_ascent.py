@@ -5,7 +5,7 @@ Shapes: B sequence or start, N token, D width, T recorded step.
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -50,8 +50,7 @@ def jacobian_norm(function: Callable[[Tensor], Tensor], x: Tensor, p: str, chunk
 
 
 def _largest_singular_value(x: Tensor, y: Tensor, pull: Callable) -> float:
-    # J v is the derivative of u -> J^T u, pulled back: forward differentiation by two reverse ones
-    _, forward, *_ = torch.func.vjp(lambda u: pull(u)[0], torch.zeros_like(y))
+    forward = _forward(pull, y)
 
     def product(apply: Callable, like: Tensor) -> Callable[[np.ndarray], np.ndarray]:
         return lambda v: (
@@ -63,6 +62,13 @@ def _largest_singular_value(x: Tensor, y: Tensor, pull: Callable) -> float:
     )
     start = np.random.default_rng(0).standard_normal(min(operator.shape))
     return float(scipy.sparse.linalg.svds(operator, k=1, tol=1e-10, v0=start, return_singular_vectors=False)[0])
+
+
+def _forward(pull: Callable, y: Tensor) -> Callable:
+    """v -> (J v,), from u -> (J^T u,): the derivative of the latter, pulled back, which is forward differentiation by
+    two reverse ones."""
+    _, forward, *_ = torch.func.vjp(lambda u: pull(u)[0], torch.zeros_like(y))
+    return forward
 
 
 class Ascent(NamedTuple):
@@ -97,18 +103,71 @@ def ascend(
     """
     _, num_tokens, width = starts_BND.shape
     numbers_per_start = num_tokens * (num_tokens * len(layer.maps.w_q_HDK) if p == "2" else width * width)
+    mirrored_at = widest_token(layer) if mirror else None
     parts = [
-        _ascend(layer, x_BND.clone(), p, steps, lr, record_every, mirror)
+        _ascend(_objective(layer, x_BND, p), x_BND.clone(), steps, lr, record_every, mirrored_at)
         for x_BND in starts_BND.split(max(1, NUMBERS_AT_A_TIME // numbers_per_start))
     ]
     values_TB, x_BND = torch.cat([part.values_TB for part in parts], 1), torch.cat([part.x_BND for part in parts])
     return Ascent(parts[0].steps_T, values_TB, x_BND)
 
 
+def ascend_on_balls(
+    function: Callable[[Tensor], Tensor],
+    centre_ND: Tensor,
+    radii: Sequence[float],
+    generator: torch.Generator,
+    starts: int = 3,
+    steps: int = 60,
+) -> list[float]:
+    """Lower bounds of the largest ||J(x)||_2 with ||x - centre||_F <= r, for each radius in increasing order.
+
+    function maps each sequence of a batch (B, N, D) by itself. The ascent is that of `ascend`, with a step back into
+    the ball after each, from the centre, from random inputs on the sphere, and from the best input of the ball before.
+    """
+    best, best_ND, found = 0.0, centre_ND, []
+    for radius in radii:
+        random_BND = torch.randn(starts - 1, *centre_ND.shape, generator=generator, dtype=torch.float64).to(centre_ND)
+        into_ball = functools.partial(_into_ball, centre_ND, radius)
+        starts_BND = torch.cat([best_ND[None], into_ball(centre_ND + 1e9 * radius * random_BND)])
+        push_through = functools.partial(_push_through, function)
+        lr = 0.3 * radius / centre_ND.numel() ** 0.5  # Adam then moves by about a third of the radius at first
+        objective = _power_iteration(push_through, starts_BND)
+        ends_BND = _ascend(objective, starts_BND, steps, lr, steps, project=into_ball).x_BND
+        for x_ND in (centre_ND, *ends_BND):
+            value = jacobian_norm(lambda y_ND: function(y_ND[None])[0], x_ND, "2")
+            if value > best:
+                best, best_ND = value, x_ND
+        found.append(best)
+    return found
+
+
+def _into_ball(centre_ND: Tensor, radius: float, x_BND: Tensor) -> Tensor:
+    """Inputs outside of the ball moved to its surface, along the line to the centre."""
+    move_BND = x_BND - centre_ND
+    length_B = move_BND.flatten(1).norm(dim=1).clamp(min=radius)
+    # rounded inwards: the surface of a ball that is smaller by more than rounding
+    factor_B = torch.where(length_B > radius, radius * (1 - 1e-12) / length_B, 1.0)
+    return centre_ND + factor_B[:, None, None] * move_BND
+
+
+def _push_through(function: Callable[[Tensor], Tensor], x_BND: Tensor, v_BND: Tensor) -> Tensor:
+    """J(X) v of any function, differentiable in both X and v."""
+    y_BND, pull, *_ = torch.func.vjp(function, x_BND)
+    return _forward(pull, y_BND)(v_BND)[0]
+
+
 def _ascend(
-    layer: AttentionLayer, x_BND: Tensor, p: str, steps: int, lr: float, record_every: int, mirror: bool
+    value_and_gradient: "ValueAndGradient",
+    x_BND: Tensor,
+    steps: int,
+    lr: float,
+    record_every: int,
+    mirrored_at: int | None = None,
+    project: Callable[[Tensor], Tensor] | None = None,
 ) -> Ascent:
-    value_and_gradient = _objective(layer, x_BND, p)
+    """Adam. mirrored_at: number of the token around which `mirrored` moves the others half-way; project: the way back
+    into the set of allowed inputs after a step."""
     mean_BND, square_BND = torch.zeros_like(x_BND), torch.zeros_like(x_BND)
     best_B, best_BND = x_BND.new_full((len(x_BND),), -math.inf), x_BND.clone()
     recorded = {}
@@ -123,8 +182,10 @@ def _ascend(
         square_BND = torch.lerp(gradient_BND.square(), square_BND, ADAM[1])
         root_BND = (square_BND / (1 - ADAM[1] ** (step + 1))).sqrt() + ADAM_EPSILON
         x_BND = x_BND + lr / (1 - ADAM[0] ** (step + 1)) * mean_BND / root_BND
-        if mirror and step == steps // 2:
-            x_BND, mean_BND = mirrored(x_BND, widest_token(layer)), torch.zeros_like(mean_BND)
+        if mirrored_at is not None and step == steps // 2:
+            x_BND, mean_BND = mirrored(x_BND, mirrored_at), torch.zeros_like(mean_BND)
+        if project is not None:
+            x_BND = project(x_BND)
     return Ascent(list(recorded), torch.stack(list(recorded.values())), best_BND)
 
 
@@ -133,7 +194,7 @@ ValueAndGradient = Callable[[Tensor], tuple[Tensor, Tensor]]  # x_BND -> the val
 
 def _objective(layer: AttentionLayer, starts_BND: Tensor, p: str) -> ValueAndGradient:
     if p == "2":
-        return _power_iteration(layer, starts_BND)
+        return _power_iteration(functools.partial(push, layer), starts_BND)
     if layer.kind == "l2" and layer.tied and layer.maps.w_q_HDK.shape == (1, 1, 1) and layer.seen_NM is None:
         return functools.partial(row_of_width_1, layer)
     return functools.partial(_largest_row, layer, widest_token(layer))
@@ -145,15 +206,15 @@ def _largest_row(layer: AttentionLayer, token: int, x_BND: Tensor) -> tuple[Tens
     return value_B.detach(), torch.autograd.grad(value_B.sum(), x_BND)[0]
 
 
-def _power_iteration(layer: AttentionLayer, starts_BND: Tensor) -> ValueAndGradient:
-    """u^T J v, with one step of power iteration at each call."""
+def _power_iteration(push_through: Callable[[Tensor, Tensor], Tensor], starts_BND: Tensor) -> ValueAndGradient:
+    """u^T J v, with one step of power iteration at each call. push_through: J(X) v from X and v."""
     v_BND = torch.ones_like(starts_BND) + starts_BND / (1 + starts_BND.abs().amax((1, 2), keepdim=True))
     v_BND = v_BND / v_BND.flatten(1).norm(dim=1)[:, None, None]
 
     def value_and_gradient(x_BND: Tensor) -> tuple[Tensor, Tensor]:
         nonlocal v_BND
         x_BND, right_BND = x_BND.detach().requires_grad_(), v_BND.detach().requires_grad_()
-        pushed_BND = push(layer, x_BND, right_BND)
+        pushed_BND = push_through(x_BND, right_BND)
         length_B = pushed_BND.detach().flatten(1).norm(dim=1).clamp(min=torch.finfo(x_BND.dtype).tiny)
         left_BND = pushed_BND.detach() / length_B[:, None, None]
         gradient_BND, pulled_BND = torch.autograd.grad((left_BND * pushed_BND).sum(), (x_BND, right_BND))

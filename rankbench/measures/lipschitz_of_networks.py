@@ -31,13 +31,18 @@ LIPSCHITZ_METRICS = {"lipschitz_inf": "inf", "lipschitz_2": "2"}  # column name 
 HEAD_METRICS = ("qk_norm", "vo_norm")  # spectral norms of a head's maps
 
 
-def layer_of(attention: Heads, num_tokens: int) -> AttentionLayer | None:
-    """A model's attention on this many tokens as an AttentionLayer; None if that class cannot represent it."""
+def is_layer(attention: Heads) -> bool:
+    """Whether an AttentionLayer can represent a model's attention."""
     mix = attention.mix
     covered = attention.score_name in COVERED and not (mix["identity"] or mix["uniform"] or attention.exclusive)
-    if not covered or (attention.is_l2 and attention.temperature != 1):
+    return covered and not (attention.is_l2 and attention.temperature != 1)
+
+
+def layer_of(attention: Heads, num_tokens: int) -> AttentionLayer | None:
+    """A model's attention on this many tokens as an AttentionLayer; None if that class cannot represent it."""
+    if not is_layer(attention):
         return None
-    w = attention.maps()
+    mix, w = attention.mix, attention.maps()
     gains = attention.gains(w.w_v_HDK.new_zeros(1, attention.heads, num_tokens, attention.value_width), None)
     divisor = 1.0 if gains is None else 1 / gains.flatten()[0].item()
     maps = w._replace(
