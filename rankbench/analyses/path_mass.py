@@ -20,14 +20,7 @@ from rankbench.config.keys import key
 from rankbench.measures.attention_matrices import attention_metrics
 from rankbench.measures.dong_theory import num_paths
 from rankbench.measures.frozen_network import FrozenNetwork, sums_through_heads
-from rankbench.measures.module_paths import (
-    norms,
-    of_counted,
-    parts_with_floors,
-    paths_of,
-    recorded,
-    sums_of,
-)
+from rankbench.measures.module_paths import norms, of_counted, parts_with_floors, paths_of, recorded, sums_of
 from rankbench.measures.module_reading import ReadModule
 from rankbench.measures.norms import frobenius_norm, without_absent
 from rankbench.measures.paths import NUMBERS_AT_A_TIME

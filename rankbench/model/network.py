@@ -17,14 +17,7 @@ from rankbench.model.attention import Heads
 from rankbench.model.kinds import NO_KINDS, Kinds
 from rankbench.model.linear import ReadOut
 from rankbench.model.norm import Norm
-from rankbench.model.sublayers import (
-    AnySublayer,
-    AttentionSublayer,
-    MlpSublayer,
-    Sublayer,
-    combined,
-    weighted_sum,
-)
+from rankbench.model.sublayers import AnySublayer, AttentionSublayer, MlpSublayer, Sublayer, combined, weighted_sum
 
 Layer = tuple[AttentionSublayer, *tuple[MlpSublayer, ...]]
 

@@ -60,6 +60,7 @@ def check_folder(folder: Path, config: dict[str, Any]) -> None:
 
 
 def begin(folder: Path, config: dict[str, Any], device: torch.device) -> None:
+    """Write what is watched, and, in a new folder, on which machine."""
     write_text(folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))
     if not (folder / "environment.json").exists():
         machine = Machine(device, torch.get_default_dtype(), "as trained", torch.get_num_threads())

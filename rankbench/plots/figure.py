@@ -19,10 +19,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from rankbench.plots.names import choice_in_words, in_a_paper
 from rankbench.plots.readings import png_field, readings_of, with_spots
-from rankbench.plots.style import (
-    STYLE,
-    panel_size,
-)
+from rankbench.plots.style import STYLE, panel_size
 from rankbench.runs.files import replacing
 
 KINDS = (".png", ".pdf")  # file types in which a figure is saved

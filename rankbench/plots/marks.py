@@ -15,16 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from rankbench.plots.names import in_a_paper
-from rankbench.plots.style import (
-    GREY,
-    INK,
-    LEGEND_LETTER,
-    MARKERS,
-    colour_of,
-    dashes_of,
-    marker_of,
-    points_of,
-)
+from rankbench.plots.style import GREY, INK, LEGEND_LETTER, MARKERS, colour_of, dashes_of, marker_of, points_of
 from rankbench.runs.intervals import half_width
 from rankbench.runs.tables import mean_and_spread
 
@@ -169,7 +160,7 @@ def log_y(axes: Axes) -> None:
 def whole_numbers(axes: Axes, label: str) -> None:
     """Give an x axis integer ticks, and its label on the outer panels only."""
     axes.set_xlabel(label)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.label_outer()
     if len(axes.get_shared_y_axes().get_siblings(axes)) == 1:  # its y axis is not shared
         axes.tick_params(labelleft=True)

@@ -42,6 +42,7 @@ def tensors_in(x: Any) -> list[Tensor]:
 
 
 def share_memory(x: Tensor, y: Tensor) -> bool:
+    """Whether one tensor is a view of the other, or both of a third one."""
     return x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
 
 
@@ -58,6 +59,7 @@ def name_of(func: Any) -> tuple[str, bool, str]:
 
 
 def set_item(x: Tensor, index: Any, value: Tensor | float) -> Tensor:
+    """A copy of x in which x[index] is value."""
     changed = x.clone()
     changed[index] = value
     return changed

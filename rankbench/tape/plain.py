@@ -35,6 +35,7 @@ class Changed(Exception):
 
 
 def first_of(result: Any) -> Tensor:
+    """The tensor that a call returned, or the first of several."""
     return result if isinstance(result, Tensor) else result[0]
 
 

@@ -8,13 +8,7 @@ import pytest
 import torch
 
 from rankbench.config.schema import KEYS, OptimizerConfig
-from rankbench.training.optimizers import (
-    QUINTIC,
-    build_optimizer,
-    cap_singular_values,
-    learning_rate,
-    orthogonalised,
-)
+from rankbench.training.optimizers import QUINTIC, build_optimizer, cap_singular_values, learning_rate, orthogonalised
 
 # a handful of roundings in float64, each at most eps = 2.2e-16 of its value
 ROUNDING = 1e-14

@@ -9,15 +9,7 @@ from functools import partial
 import pandas as pd
 
 from rankbench.judging.claim import AtMost, Claim, Control, NotMeasurable, above, below, untrained_by_accuracy, within
-from rankbench.judging.residual_left import (
-    TENTH,
-    check_no_overflow,
-    keeps,
-    layers_ahead,
-    log10_kept,
-    of_variant,
-    share,
-)
+from rankbench.judging.residual_left import TENTH, check_no_overflow, keeps, layers_ahead, log10_kept, of_variant, share
 from rankbench.judging.sweeps import in_order, rows_at, with_exchanged
 from rankbench.papers.dong_2021.paths import whole_accuracy
 from rankbench.runs.tables import last_of_layer

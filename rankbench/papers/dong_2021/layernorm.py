@@ -6,11 +6,7 @@ from functools import partial
 import pandas as pd
 
 from rankbench.judging.claim import Claim, Control, below, within
-from rankbench.judging.residual_left import (
-    layers_ahead,
-    log10_left,
-    share,
-)
+from rankbench.judging.residual_left import layers_ahead, log10_left, share
 from rankbench.papers.dong_2021.collapse import JUST_ABOVE, VANISHED, ahead, claim_on_collapse
 
 LAYERNORM = "Dong et al. 2021, sec. 3.3"
