@@ -26,21 +26,21 @@ def generator_for(seed: int, purpose: str, step: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(state_of(seed, purpose, step))
 
 
-def stream_of(state: int) -> tuple[int, int]:
-    """Factor and shift of the stream of a state, each of 32 bits; the factor is odd."""
-    return (state | 1) & 0xFFFFFFFF, state >> 32
+def streams_of(states: list[int]) -> Tensor:
+    """Factor and shift of the stream of each state (of `state_of`), of 32 bits each, (S, 2) int64; the factor is
+    odd."""
+    return torch.tensor([((state | 1) & 0xFFFFFFFF, state >> 32) for state in states])
 
 
-def random_bits(states: list[int], number: int, device: torch.device | str = "cpu") -> Tensor:
-    """Random int32, uniform over all of int32, (S, number): one stream for each of the states (of `state_of`).
+def random_bits(streams_S2: Tensor, number: int) -> Tensor:
+    """Random int32, uniform over all of int32, (S, number): one stream for each of `streams_of`, on their device.
 
-    Each number is a hash of the state and of its position in the stream, in integer arithmetic, whose products wrap
-    around identically on every device. A generator would draw other numbers on a GPU, and one seed after the other. The
-    upper bits are the better ones.
+    Each number is a hash of the stream and of its position in it, in integer arithmetic, whose products wrap around
+    identically on every device. A generator would draw other numbers on a GPU, and one seed after the other. The upper
+    bits are the better ones.
     """
-    streams_S2 = torch.tensor([stream_of(state) for state in states]).to(torch.int32)
-    factor_S1, shift_S1 = streams_S2.to(device, non_blocking=True)[..., None].unbind(1)
-    bits = torch.arange(number, dtype=torch.int32, device=device) * factor_S1
+    factor_S1, shift_S1 = streams_S2.to(torch.int32)[..., None].unbind(1)
+    bits = torch.arange(number, dtype=torch.int32, device=streams_S2.device) * factor_S1
     bits += shift_S1
     for shift, factor in ROUNDS:
         bits ^= (bits >> shift).bitwise_and_((1 << 32 - shift) - 1)  # >> copies the sign, which the mask removes

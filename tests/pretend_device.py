@@ -14,7 +14,7 @@ A tensor of the device wraps a tensor of the CPU, with device PrivateUse1 for to
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -46,6 +46,7 @@ class Counts:
 
     operations: Counter[str] = field(default_factory=Counter)
     waits: Counter[str] = field(default_factory=Counter)
+    recording: "Graph | None" = None  # the graph that is being recorded
 
 
 class OnDevice(Tensor):
@@ -100,13 +101,19 @@ class Device(TorchDispatchMode):
         if name == "_fused_sdp_choice":
             return 0  # the composite kernel, which every device has
         refuse_what_cuda_refuses(operation, name, args, kwargs, ours)
+        waits = self.counts.waits.total()
         self.count(operation, name, args, kwargs, ours, stays)
+        if self.counts.recording is not None and (self.counts.waits.total() > waits or crosses(args, kwargs, name)):
+            raise RuntimeError(f"{operation}: operation not permitted when stream is capturing")
         raw_args, raw_kwargs = tree_map_only(OnDevice, lambda x: x.raw, (args, kwargs))
         if stays and wanted is not None:
             raw_kwargs["device"] = CPU
         if name == "_efficientzerotensor":  # it has no memory that an operation on the CPU could read
             operation = torch.ops.aten.zeros.default
-        result = operation(*raw_args, **raw_kwargs)
+        if (graph := self.counts.recording) is not None:
+            result = graph.record(operation, raw_args, raw_kwargs)
+        else:
+            result = operation(*raw_args, **raw_kwargs)
         assert all(x.shape == x.raw.shape for x in ours), f"{operation}: changes a shape in place"
         if not stays:
             return result
@@ -151,6 +158,49 @@ def refuse_what_cuda_refuses(operation: Any, name: str, args: tuple, kwargs: dic
         raise NotImplementedError(f'"{name}_cuda" not implemented for {ours[0].dtype}')
     if name == "linalg_lstsq":
         raise RuntimeError("linalg_lstsq: CUDA has only a driver that assumes full rank")
+
+
+def crosses(args: tuple, kwargs: dict, name: str) -> bool:
+    """Whether an operation copies between the host and the device."""
+    if name == "copy_":
+        return isinstance(args[0], OnDevice) != isinstance(args[1], OnDevice)
+    wanted = kwargs.get("device")
+    return name == "_to_copy" and wanted is not None and isinstance(args[0], OnDevice) != (wanted.type == INSIDE.type)
+
+
+class Graph:
+    """A CUDA graph. What is done while it records has no effect; replaying it does all of it, where the tensors lay."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, tuple, dict, Any]] = []
+
+    def record(self, operation: Any, args: tuple, kwargs: dict) -> Any:
+        """Keep an operation on numbers of the CPU, and return a result of its shapes."""
+        given = [*zip(operation._schema.arguments, args, strict=False)]
+        given += [(about, kwargs[about.name]) for about in operation._schema.arguments if about.name in kwargs]
+        written = [value for about, value in given if about.alias_info is not None and about.alias_info.is_write]
+        copies = {id(x): x.clone() for x in tree_leaves(written) if isinstance(x, Tensor)}
+        originals = {id(copies[id(x)]): x for x in tree_leaves(written) if isinstance(x, Tensor)}
+        harmless = tree_map_only(Tensor, lambda x: copies.get(id(x), x), (args, kwargs))
+        result = operation(*harmless[0], **harmless[1])
+        result = tree_map_only(Tensor, lambda x: originals.get(id(x), x), result)
+        self.calls.append((operation, args, kwargs, result))
+        return result
+
+    def replay(self) -> None:
+        for operation, args, kwargs, result in self.calls:
+            anew = operation(*args, **kwargs)
+            if all(about.alias_info is None for about in operation._schema.returns):
+                for kept, x in zip(tree_leaves(result), tree_leaves(anew), strict=True):
+                    if isinstance(kept, Tensor):
+                        kept.copy_(x)
+
+
+class Stream:
+    """A queue of work on the device, which is done at once."""
+
+    def wait_stream(self, other: "Stream") -> None:
+        pass
 
 
 class Names(TorchFunctionMode):
@@ -206,6 +256,16 @@ def pretending() -> Iterator[Counts]:
     def synchronize(*_: object) -> None:
         counts.waits["synchronize"] += 1
 
+    @contextmanager
+    def recording(graph: Graph, **_: object) -> Iterator[None]:
+        counts.recording = graph
+        try:
+            yield
+        finally:
+            counts.recording = None
+
+    graphs = {"CUDAGraph": Graph, "graph": recording, "Stream": Stream, "stream": lambda _: nullcontext()}
+    graphs |= {"current_stream": Stream, "graph_pool_handle": object}
     answers = {"is_available": True, "device_count": 1, "current_device": 0, "get_device_name": "pretended"}
     answers |= {"is_bf16_supported": True, "set_device": None, "_lazy_init": None}
     answers |= {"mem_get_info": (1 << 33, 1 << 33)}
@@ -214,7 +274,7 @@ def pretending() -> Iterator[Counts]:
     torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device="cuda") is then a copy that we see
     try:
         with (
-            mock.patch.multiple(torch.cuda, synchronize=synchronize, Event=Event, **functions),
+            mock.patch.multiple(torch.cuda, synchronize=synchronize, Event=Event, **functions, **graphs),
             mock.patch.object(torch.backends.cudnn, "is_acceptable", lambda _: False),
             mock.patch.object(torch.__future__, "_overwrite_module_params_on_conversion", True),
             torch.autograd.set_multithreading_enabled(False),

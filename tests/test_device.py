@@ -26,8 +26,11 @@ from rankbench.model.linear import largest_pair
 from rankbench.runs.machine import Machine
 from rankbench.runs.run import Run
 from rankbench.tasks import build_task
+from rankbench.training.compiling import choose_step
+from rankbench.training.layers import dynamics
 from rankbench.training.loop import Interrupted, train
-from rankbench.training.seeds_side_by_side import Training
+from rankbench.training.pieces import clipped
+from rankbench.training.seeds_side_by_side import SUMS, Training
 
 pytestmark = pytest.mark.pretend
 
@@ -190,6 +193,103 @@ def test_a_step_costs_the_same_operations_for_any_number_of_seeds():
     assert operations[9, 0.1] - operations[9, 0.0] < 60
 
 
+# float32 has these digits exactly, as the learning rate of a graph is a float32
+EXACT_RATE = ["optimizer.lr=0.0009765625", "precision=fp64"]
+
+
+def graph_beside_plain(*words: str) -> tuple[Training, Training]:
+    """The same training by graphs and kernel by kernel."""
+    cfg = compose("train", *words, *EXACT_RATE, "device=cuda", "trainer.batch_size=8")
+    task, machine, seeds = build_task(cfg.task), Machine.prepare(cfg), list(range(cfg.replicas))
+    graph, plain = (Training(cfg, task, machine, seeds, step) for step in ("graph", "plain"))
+    return graph, plain
+
+
+def same_training(graph: Training, plain: Training) -> None:
+    for name, weight in plain.weights().items():
+        torch.testing.assert_close(graph.weights()[name], weight, **EXACT)
+    for key in SUMS:
+        torch.testing.assert_close(graph.sums[key], plain.sums[key], equal_nan=True, **EXACT)
+
+
+@pytest.mark.parametrize("name", [*STEPS, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE_STEPS)])
+def test_a_graph_takes_the_same_steps(device, name):
+    with device():
+        graph, plain = graph_beside_plain(*step_words(name), "optimizer.schedule=linear")
+        for _ in range(5):  # of one shape: as it is, recorded, and three times replayed
+            graph.update()
+            plain.update()
+        assert not graph.graphs.refused and len(graph.graphs._graphs) == 1
+        same_training(graph, plain)
+
+
+def test_each_shape_of_batch_has_its_graph(device):
+    with device():
+        graph, plain = graph_beside_plain(*TINY, "task.train_size=20")  # batches of 8, 8 and 4
+        for _ in range(9):
+            graph.update()
+            plain.update()
+        assert len(graph.graphs._graphs) == 2
+        same_training(graph, plain)
+
+
+def test_seeds_that_leave_take_their_graphs_along(device):
+    with device():
+        graph, plain = graph_beside_plain(*TINY, "replicas=3", "trainer.steps=20")
+        for training in (graph, plain):
+            for step in range(8):
+                if step == 4:
+                    training.evaluate()
+                    training.retire([{"seed": 1, "split": "test", "loss": float("nan"), "accuracy": 0.0}])
+                training.update()
+        assert graph.progress.training == [0, 2] and len(graph.graphs._graphs) == 1
+        same_training(graph, plain)
+
+
+def test_a_replayed_step_launches_a_score_of_kernels_and_waits_for_none():
+    with pretending() as counts:
+        graph, _ = graph_beside_plain(*TINY, "model.dropout=0.1")
+        for _ in range(3):
+            counts.operations.clear()
+            counts.waits.clear()
+            graph.update()
+        assert counts.operations.total() < 20 and not counts.waits
+
+
+def test_work_that_waits_is_done_without_a_graph(caplog, device, monkeypatch):
+    def waits(x_SOI: torch.Tensor, largest: float) -> torch.Tensor:
+        return clipped(x_SOI, largest if x_SOI[0].sum().item() else 0.0)
+
+    monkeypatch.setattr("rankbench.training.seeds_side_by_side.clipped", waits)
+    with device(), caplog.at_level("INFO"):
+        graph, plain = graph_beside_plain(*TINY, "trainer.clip=0.5")
+        for _ in range(4):
+            graph.update()
+            plain.update()
+        same_training(graph, plain)
+    assert graph.graphs.refused
+    assert caplog.text.count("launched kernel by kernel, as CUDA cannot record them") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "step", "why"),
+    [
+        (["trainer.steps=600"], "graph", ""),
+        (["trainer.steps=599"], "plain", "599 steps do not repay"),
+        (["trainer.steps=600", "trainer.compile=false"], "plain", ""),
+        (["trainer.compile=true"], "compiled graph", ""),
+        (["trainer.steps=600", "optimizer=muon"], "plain", "does not cover optimizer.name=muon"),
+        (["trainer.steps=600", "optimizer.cap=1.0"], "plain", "does not cover optimizer.cap=1.0"),
+        (["trainer.compile=true", "optimizer.cap=1.0"], "torch.compile", ""),
+    ],
+)
+def test_long_trainings_there_replay_graphs(words, step, why, caplog):
+    with pretending(), caplog.at_level("INFO"):
+        cfg = compose("train", *TINY, *words, "device=cuda")
+        assert choose_step(cfg, build_task(cfg.task), Machine.prepare(cfg)) == step
+    assert why in caplog.text
+
+
 def test_an_evaluation_copies_once_and_a_checkpoint_each_tensor_once(tmp_path):
     with pretending() as counts:
         cfg = compose("train", *TINY, "device=cuda")
@@ -210,7 +310,7 @@ def test_a_look_copies_each_weight_and_all_its_numbers_once():
         cfg = compose("train", *TINY, "device=cuda")
         training = Training(cfg, build_task(cfg.task), Machine.prepare(cfg), [0, 1])
         counts.waits.clear()
-        assert len(training.dynamics()) == 2 * (1 + 2 * (2 + 2))  # seeds: input, and of two layers two heads and states
+        assert len(dynamics(training)) == 2 * (1 + 2 * (2 + 2))  # seeds: input, and of two layers two heads and states
     assert counts.waits["to the host"] == len(training.parameters) + 1
 
 

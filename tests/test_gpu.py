@@ -15,7 +15,7 @@ from rankbench.model.attention import visible_keys
 from rankbench.model.fused import MOST_SEQUENCES, fused_mixing
 from rankbench.runs.machine import Machine
 from rankbench.runs.run import Run
-from rankbench.seeds import generator_for, random_bits, state_of
+from rankbench.seeds import generator_for, random_bits, state_of, streams_of
 from rankbench.tasks import build_task
 from rankbench.training.forward import per_seed
 from rankbench.training.loop import train
@@ -53,8 +53,8 @@ def test_torch_sees_no_wait_in_a_step(name):
 
 
 def test_the_bits_of_dropout_are_those_of_the_cpu():
-    states = [state_of(seed, "dropout", 2) for seed in range(5)]
-    assert torch.equal(random_bits(states, 100_000, "cuda").cpu(), random_bits(states, 100_000))
+    streams_S2 = streams_of([state_of(seed, "dropout", 2) for seed in range(5)])
+    assert torch.equal(random_bits(streams_S2.to("cuda"), 100_000).cpu(), random_bits(streams_S2, 100_000))
 
 
 def test_fp32_follows_the_cpu_and_bf16_only_roughly(tmp_path):

@@ -122,7 +122,7 @@ def _describe_metric(name: str) -> None:
 
     from rankbench.analyses import dynamics, residual
     from rankbench.measures.states import STATE_METRICS, States
-    from rankbench.training.seeds_side_by_side import DYNAMICS
+    from rankbench.training.layers import DYNAMICS
 
     formula = STATE_METRICS[name]
     states = States.of(torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64))

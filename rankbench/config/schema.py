@@ -87,9 +87,9 @@ class TrainerConfig:
         "Largest gradient norm of each seed. null: no clipping.", default=None, between=(1e-12, 1e12)
     )
     compile: str = key(
-        "How a training step is compiled. auto: on a CPU with a C++ compiler, trainings of 600 steps or more of small "
-        "networks take one fused step, whose few seconds of compiling they repay; all others are not compiled. true: "
-        "torch.compile compiles the forward pass.",
+        "How a training step is compiled. auto: in trainings of 600 steps or more, which repay it, small networks on a "
+        "CPU with a C++ compiler take one fused step, and a GPU replays each step as a CUDA graph; all others are not "
+        "compiled. true: torch.compile compiles the forward pass, which a GPU replays.",
         default="auto",
         choices=("true", "false", "auto"),
     )

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rankbench.config.keys import ConfigError
 from rankbench.config.model import ModelConfig
-from rankbench.model.contraction import inverse_phi, l2_bound_inf
+from rankbench.model.contraction import inverse_phi, inverse_phis, l2_bound_inf
 from rankbench.model.fused import fused_mixing
 from rankbench.model.head_maps import HeadMaps
 from rankbench.model.linear import LinearMap, linear
@@ -342,8 +342,7 @@ class Attention(Heads):
         if self.contraction_keys is not None or present_BN is None:
             inverse_B1 = v_BHMK.new_full((1,), inverse_phi(self.contraction_keys or most))
         else:
-            numbers = [inverse_phi(number) for number in range(1, most + 1)]
-            by_num_keys = torch.tensor(numbers, dtype=v_BHMK.dtype).to(v_BHMK.device, non_blocking=True)
+            by_num_keys = inverse_phis(most, v_BHMK.dtype, v_BHMK.device)
             inverse_B1 = by_num_keys[present_BN.sum(-1, keepdim=True).clamp(1, most) - 1]
         bound_B1 = self.bound_inf(inverse_B1)
         return self.contraction / (bound_B1 if self.contracts_always else bound_B1.clamp(min=self.contraction))

@@ -7,6 +7,7 @@ import math
 from functools import lru_cache
 
 import scipy
+import torch
 from torch import Tensor
 
 
@@ -22,6 +23,14 @@ def inverse_phi(num_keys: int) -> float:
 @lru_cache
 def _inverse_phi(num_keys: int) -> float:
     return float(scipy.special.lambertw((num_keys - 1) / math.e).real)
+
+
+@lru_cache
+def inverse_phis(most: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """`inverse_phi` of 1 to `most` keys, (most,). Kept on the device, as a CUDA graph copies nothing from the host."""
+    return torch.tensor([inverse_phi(number) for number in range(1, most + 1)], dtype=dtype).to(
+        device, non_blocking=True
+    )
 
 
 def l2_bound_inf(

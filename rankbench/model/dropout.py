@@ -22,18 +22,17 @@ def dropout_masks(
     model: Transformer | Lstm,
     num_sequences: int,
     num_tokens: int,
-    states: list[int],
-    device: torch.device | str = "cpu",
+    streams_S2: Tensor,
     dtype: torch.dtype = torch.float32,
 ) -> dict[str, Tensor] | None:
     """Masks (0 or 1/(1-p)) by name, each (S, ...); None for a model without dropout.
 
-    states: one for each seed, from `rankbench.seeds.state_of`. Equal states give equal masks on every device.
+    streams_S2: one for each seed, from `rankbench.seeds.streams_of`. Equal streams give equal masks on every device.
     """
     if model.cfg.dropout == 0:
         return None
     shapes, keep = model.dropout_shapes(num_sequences, num_tokens), 1 - model.cfg.dropout
     sizes = [math.prod(shape) for shape in shapes.values()]
-    kept = random_bits(states, sum(sizes), device) <= largest_kept_bits(keep)
+    kept = random_bits(streams_S2, sum(sizes)) <= largest_kept_bits(keep)
     parts = kept.to(dtype).div_(keep).split(sizes, 1)
     return {name: part.unflatten(1, shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}

@@ -17,7 +17,7 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from rankbench.config.keys import ConfigError
 from rankbench.model.head_maps import HeadMaps
-from rankbench.seeds import random_bits, state_of
+from rankbench.seeds import random_bits, state_of, streams_of
 
 SHORT_ROW = 32
 COSINE_EPSILON = 1e-6  # added to squared lengths: the cosine's Lipschitz constant grows as COSINE_EPSILON^(-1/2)
@@ -287,7 +287,8 @@ class Sparse(Weighting):
 
     def part(self, layer: int, queries: int, keys: int, device: torch.device | str = "cpu") -> Tensor:
         """Whether a query sees a key, bool (N, M)."""
-        bits = random_bits([state_of(layer, "sparse")], max(queries, keys) ** 2, device)[0]
+        stream_12 = streams_of([state_of(layer, "sparse")]).to(device, non_blocking=True)
+        bits = random_bits(stream_12, max(queries, keys) ** 2)[0]
         n_N1, m_M = torch.arange(queries, device=device)[:, None], torch.arange(keys, device=device)
         # numbers pairs shell by shell: those of a shorter sequence are the first ones
         pair_NM = torch.where(n_N1 < m_M, m_M * m_M + n_N1, n_N1 * n_N1 + n_N1 + m_M)

@@ -34,7 +34,7 @@ PUT_BACK = "put back the file that was there, or train the run again in another 
 LONGEST_HEADER = 1 << 16  # bytes of a table's first line
 # Kinds of training step. plain: torch's operations one by one; torch.compile: a compiled forward pass; fused: one call
 # of compiled C++ for the whole step
-STEPS = ("plain", "torch.compile", "fused")
+STEPS = ("plain", "torch.compile", "fused", "graph", "compiled graph")
 GROWING = ("metrics", "layers", *OBSERVED)  # tables that are written line by line during a training
 # columns of these without numbers
 WORDS = (*RUN_COLUMNS[:-1], *("split", "sublayer", "view", "submodule", "kind", "parameter", "dtype"))

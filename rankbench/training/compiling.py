@@ -12,6 +12,7 @@ from rankbench.model.contraction import inverse_phi
 from rankbench.runs.machine import Machine
 from rankbench.tasks import Task
 from rankbench.training.fused_step import library_for
+from rankbench.training.graph import ungraphed
 from rankbench.training.library import NoLibraryError
 
 log = logging.getLogger(__name__)
@@ -25,20 +26,26 @@ def choose_step(cfg: TrainConfig, task: Task, machine: Machine) -> str:
     """The kind of step that trainer.compile asks for, from runs.run.STEPS.
 
     auto decides from the config, not from a clock: the same command on the same machine always gets the same step. It
-    logs why it does not take the fused one.
+    logs why it does not take a faster one.
     """
-    if cfg.trainer.compile != "auto":
-        return "torch.compile" if cfg.trainer.compile == "true" else "plain"
+    if cfg.trainer.compile == "true":
+        return "torch.compile" if ungraphed(cfg, machine) is not None else "compiled graph"
+    if cfg.trainer.compile == "false":
+        return "plain"
     if (steps := num_steps(cfg, task)) >= REPAID_AFTER:
         return fastest_step(cfg, task, machine)
-    log.info(
-        "trainer.compile=auto: not the fused step: %d steps do not repay its compiling, %d do", steps, REPAID_AFTER
-    )
+    kind = "the fused step" if machine.device.type == "cpu" else "a CUDA graph"
+    log.info("trainer.compile=auto: not %s: %d steps do not repay its compiling, %d do", kind, steps, REPAID_AFTER)
     return "plain"
 
 
 def fastest_step(cfg: TrainConfig, task: Task, machine: Machine) -> str:
-    """fused where it is to be had, however short the training; plain elsewhere, and the log says why."""
+    """fused or graph where it is to be had, however short the training; plain elsewhere, and the log says why."""
+    if machine.device.type == "cuda":
+        if (reason := ungraphed(cfg, machine)) is None:
+            return "graph"
+        log.info("trainer.compile=auto: not a CUDA graph: it does not cover %s", reason)
+        return "plain"
     try:
         library_for(cfg, task, machine)
         return "fused"

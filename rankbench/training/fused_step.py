@@ -8,7 +8,6 @@ Shapes: S seed, B batch, N token, D width, P all weights of a seed.
 
 import ctypes
 import math
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from rankbench.model.norm import Norm
 from rankbench.model.sublayers import AnySublayer, MlpSublayer
 from rankbench.model.transformer import Transformer, sinusoidal_positions
 from rankbench.runs.machine import Machine
-from rankbench.seeds import stream_of
 from rankbench.tasks import Batch, Corpus, Task
 from rankbench.tasks.task import Score
 from rankbench.training.library import NoLibraryError, library
@@ -237,28 +235,27 @@ class FusedStep:
             for state in states:
                 state["step"] = self.count
 
-    def update(self, batch: Batch, states: Iterable[int] | None, rate: float) -> Score:
-        """Take a step with every seed, each on its own sequences. states: of dropout's bits; None for no dropout."""
+    def update(self, batch: Batch, streams_S2: Tensor | None, rate: float) -> Score:
+        """Take a step with every seed, each on its own sequences. streams_S2: of dropout's bits; None: no dropout."""
         self.count += 1
         optimizer, clip = self.cfg.optimizer, self.cfg.trainer.clip
         numbers = {name: getattr(optimizer, name) for name in ("weight_decay", "momentum", "beta1", "beta2")}
         numbers |= {"rate": rate, "epsilon": EPSILON, "clip": math.inf if clip is None else clip}
         rule = _Rule(kind=RULES[optimizer.name], count=int(self.count), **numbers)
-        return self._run(batch, states, rule, self.weights_SP.new_empty(1, self.num_weights))
+        return self._run(batch, streams_S2, rule, self.weights_SP.new_empty(1, self.num_weights))
 
-    def gradients(self, batch: Batch, states: Iterable[int] | None) -> tuple[Score, tuple[Tensor, ...]]:
+    def gradients(self, batch: Batch, streams_S2: Tensor | None) -> tuple[Score, tuple[Tensor, ...]]:
         """Scores of every seed on a batch, and the gradients of its mean loss, each (S, ...)."""
         gradients_SP = torch.empty_like(self.weights_SP)
-        return self._run(batch, states, _Rule(), gradients_SP), tuple(self.views(gradients_SP).values())
+        return self._run(batch, streams_S2, _Rule(), gradients_SP), tuple(self.views(gradients_SP).values())
 
-    def _run(self, batch: Batch, states: Iterable[int] | None, rule: _Rule, gradients: Tensor) -> Score:
+    def _run(self, batch: Batch, streams_S2: Tensor | None, rule: _Rule, gradients: Tensor) -> Score:
         inputs, targets = batch.inputs.contiguous(), batch.targets.contiguous()
         num_seeds, num_sequences, num_tokens = inputs.shape[:3]
-        streams = None if states is None else torch.tensor([stream_of(state) for state in states])
         keep = 1 - self.cfg.model.dropout
         described = _Batch(
             *(num_seeds, num_sequences, max(1, min(num_sequences, TOKENS_AT_A_TIME // num_tokens))),
-            *(_address(inputs), _address(targets), _address(streams), largest_kept_bits(keep), 1 / keep),
+            *(_address(inputs), _address(targets), _address(streams_S2), largest_kept_bits(keep), 1 / keep),
         )
         needed = self.compiled.memory_of_step(ctypes.byref(self.network), ctypes.byref(described))
         memory = self.weights_SP.new_empty(needed)

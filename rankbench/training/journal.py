@@ -9,7 +9,8 @@ from pathlib import Path
 from rankbench.config.keys import ConfigError
 from rankbench.runs.files import LARGEST_TABLE, append, bounded, naming, sync, write_text
 from rankbench.runs.run import Run
-from rankbench.training.seeds_side_by_side import DYNAMICS, METRICS, Training
+from rankbench.training.layers import DYNAMICS, dynamics
+from rankbench.training.seeds_side_by_side import METRICS, Training
 
 
 class Journal:
@@ -85,7 +86,7 @@ class Journal:
     def _add_layers(self) -> None:
         if self.layers is not None:
             with self.training.paused():
-                self.layers.add(self.training.dynamics())
+                self.layers.add(dynamics(self.training))
 
 
 class StepsFile:

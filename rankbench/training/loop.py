@@ -28,7 +28,7 @@ from rankbench.training.writers import writing
 
 log = logging.getLogger(__name__)
 
-ASKED = {"true": "torch.compile", "false": "plain"}  # the kind of step by trainer.compile; auto asks for none
+ASKED = {"true": ("torch.compile", "compiled graph"), "false": ("plain",)}  # kinds of step by trainer.compile
 SECONDS_BETWEEN_LINES = 5  # between lines of the log where there is no progress bar
 
 
@@ -77,8 +77,9 @@ def _train(cfg: TrainConfig, run: Run, machine: Machine, command: list[str] | No
     environment = machine.record(command)
     run.check_begun(cfg, environment)
     environment["step"] = run.step or choose_step(cfg, task, machine)
-    if (asked := ASKED.get(cfg.trainer.compile, environment["step"])) != environment["step"]:
-        log.info("%s keeps the kind of step that it began with, %s, not %s", run.folder, environment["step"], asked)
+    step, asked = environment["step"], ASKED.get(cfg.trainer.compile)  # auto takes any
+    if asked is not None and step not in asked:
+        log.info("%s keeps the kind of step that it began with, %s, not %s", run.folder, step, asked[0])
     if run.status in ("finished", "diverged"):
         log.info("extending %s; the finished run is kept in %s", run.folder, run.set_aside())
     run.begin(cfg, environment)

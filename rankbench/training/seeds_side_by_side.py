@@ -15,10 +15,6 @@ import torch
 from torch import Tensor
 
 from rankbench.config.schema import TrainConfig
-from rankbench.measures.attention_matrices import ATTENTION_FLOORS, ATTENTION_METRICS
-from rankbench.measures.by_layer import metrics_by_layer, moments, on_cpu
-from rankbench.measures.lipschitz_of_networks import HEAD_METRICS, LIPSCHITZ_METRICS, constants_by_layer
-from rankbench.measures.states import STATE_FLOORS, STATE_METRICS
 from rankbench.model import build_model, initial_model
 from rankbench.model.dropout import dropout_masks
 from rankbench.model.initialise import maps_of_layers
@@ -26,21 +22,20 @@ from rankbench.model.transformer import Transformer
 from rankbench.runs.machine import Machine
 from rankbench.runs.run import Run
 from rankbench.runs.summary import FORMAT
-from rankbench.seeds import generator_for, state_of
+from rankbench.seeds import state_of, streams_of
 from rankbench.tasks import Batch, Corpus, Task
 from rankbench.tasks.task import Score, is_scored
 from rankbench.training.compiling import choose_step, compiled
 from rankbench.training.data import data_of
 from rankbench.training.forward import per_seed, seeds_at_a_time
 from rankbench.training.fused_step import FusedStep
+from rankbench.training.graph import Graphs
 from rankbench.training.optimizers import build_optimizer, cap_singular_values, learning_rate
 from rankbench.training.pieces import Piece, clipped, joined
 from rankbench.training.state import Progress, check_progress, check_shapes
 
 log = logging.getLogger(__name__)
 
-DYNAMICS = ["step", "seed", "layer", "sublayer", "head", *STATE_METRICS, *ATTENTION_METRICS]
-DYNAMICS += [*HEAD_METRICS, *LIPSCHITZ_METRICS, *STATE_FLOORS, *ATTENTION_FLOORS, "num_undefined"]
 METRICS = ["step", "seed", "split", "loss", "accuracy", "learning_rate", "seconds", "tokens_per_second"]
 # Sums over the steps since the last evaluation, by seed. finite: number of these steps until the loss is not finite.
 SUMS = ("loss", "accuracy", "tokens", "finite")
@@ -70,14 +65,19 @@ class Training:
         self.fused = (
             FusedStep(cfg, task, machine, model) if step == "fused" and isinstance(model, Transformer) else None
         )
-        compiles = step == "torch.compile"
+        self.graphs = Graphs(self._move) if step in ("graph", "compiled graph") else None
+        compiles = step in ("torch.compile", "compiled graph")
         self.at_a_time = seeds_at_a_time(cfg, task, vectorised, machine.device.type, compiles)
+        self._forward = self._scoring = per_seed(self.model, "step", "side_by_side")
+        self._masks = dropout_masks
         if compiles:
             # torch's compiler ignores our vmap rule and would run the fused kernel seed by seed
             any_size = isinstance(task, Corpus) or not vectorised
             self._forward = compiled(per_seed(self.model, "fused", "table"), dynamic=any_size)
-        else:
-            self._forward = per_seed(self.model, "step", "side_by_side")
+            if self.graphs is None:
+                self._scoring = self._forward
+            else:
+                self._masks = compiled(dropout_masks, dynamic=any_size)
         initial = [dict(initial_model(cfg.model, task, seed).named_parameters()) for seed in seeds]
         self._stack({name: torch.stack([weights[name].detach() for weights in initial]) for name in initial[0]})
         self.retired: dict[int, dict[str, Tensor]] = {}
@@ -98,63 +98,77 @@ class Training:
         if self.fused is not None:
             self.fused.adopt_state(self.optimizer)
         self.data.keep(self.progress.training)
+        zeros = torch.zeros(len(self.progress.training), dtype=torch.float64, device=self.machine.device)
+        self.sums: dict[str, Any] = {key: zeros.clone() for key in SUMS}
+        if self.graphs is not None:  # of the parameters and sums until now
+            self.graphs.forget()
         self._forget()
 
     def _forget(self) -> None:
-        zeros = torch.zeros(len(self.progress.training), dtype=torch.float64, device=self.machine.device)
-        self.sums: dict[str, Any] = {**{key: zeros.clone() for key in SUMS}, "steps": 0, "seconds": 0.0}
+        for key in SUMS:
+            self.sums[key].zero_()
+        self.sums |= {"steps": 0, "seconds": 0.0}
         self._since = time.perf_counter()
 
     def batch(self) -> Batch:
         """Sequences of the current step, for every seed that is training."""
         return self.data.batch(self.progress.step)
 
-    def dropout(self, batch: Batch) -> dict[str, Tensor] | None:
-        """Dropout masks of this step, stacked over seeds."""
-        if (states := self._dropout_states()) is None:
-            return None
-        num_sequences, num_tokens = batch.targets.shape[1:3]
-        return dropout_masks(self.model, num_sequences, num_tokens, states, self.machine.device, self.machine.dtype)
-
-    def _dropout_states(self) -> list[int] | None:
+    def _streams(self) -> Tensor | None:
+        """The streams of this step's dropout masks, (S, 2) on the device; None without dropout."""
         if self.cfg.model.dropout == 0:
             return None
-        return [state_of(self.seeds[index], "dropout", self.progress.step) for index in self.progress.training]
+        states = [state_of(self.seeds[index], "dropout", self.progress.step) for index in self.progress.training]
+        return streams_of(states).to(self.machine.device, non_blocking=True)
 
     def update(self) -> None:
         """Take one step with every seed that is training."""
+        self.step(self.batch(), learning_rate(self.cfg.optimizer, self.progress.step, self.num_steps))
+        self.progress.step += 1
+        self.sums["steps"] += 1
+
+    def step(self, batch: Batch, rate: float) -> None:
+        """Move the weights of every seed down the gradient of its loss on a batch, and add the scores before that to
+        the sums."""
+        work = self._move if self.graphs is None else self.graphs
+        work(batch, self._streams(), rate)
+
+    def _move(self, batch: Batch, streams_S2: Tensor | None, rate: float | Tensor) -> None:
         cfg = self.cfg
-        scores = self.step(self.batch(), learning_rate(cfg.optimizer, self.progress.step, self.num_steps))
+        if self.fused is not None:
+            assert isinstance(rate, float)
+            scores = self.fused.update(batch, streams_S2, rate)
+        else:
+            scores, gradients = self._scores_and_gradients(batch, streams_S2)
+            if cfg.trainer.clip is not None:
+                gradients = clipped(gradients, cfg.trainer.clip)
+            for parameter, gradient in zip(self.parameters.values(), gradients, strict=True):
+                parameter.grad = gradient.contiguous()
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate
+            self.optimizer.step()
+            if self.graphs is not None:  # a graph's gradients leave their memory to the next graph's
+                self.optimizer.zero_grad()
         if cfg.optimizer.cap is not None:
             for name, rows in self.matrices.items():
                 cap_singular_values(self.parameters[name], rows, cfg.optimizer.cap)
-        self.progress.step += 1
-        self.sums["loss"] = self.sums["loss"] + scores.mean_loss
-        self.sums["accuracy"] = self.sums["accuracy"] + scores.accuracy
-        self.sums["tokens"] = self.sums["tokens"] + scores.tokens
+        self.sums["loss"] += scores.mean_loss
+        self.sums["accuracy"] += scores.accuracy
+        self.sums["tokens"] += scores.tokens
         # once nan or infinite, a sum stays so
-        self.sums["finite"] = self.sums["finite"] + (self.sums["loss"] < math.inf)
-        self.sums["steps"] += 1
-
-    def step(self, batch: Batch, rate: float) -> Score:
-        """Move the weights of every seed down the gradient of its loss on a batch; returns the scores before that."""
-        if self.fused is not None:
-            return self.fused.update(batch, self._dropout_states(), rate)
-        scores, gradients = self.gradients(batch)
-        if self.cfg.trainer.clip is not None:
-            gradients = clipped(gradients, self.cfg.trainer.clip)
-        for parameter, gradient in zip(self.parameters.values(), gradients, strict=True):
-            parameter.grad = gradient.contiguous()
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        self.optimizer.step()
-        return scores
+        self.sums["finite"] += self.sums["loss"] < math.inf
 
     def gradients(self, batch: Batch) -> tuple[Score, tuple[Tensor, ...]]:
         """Scores of every seed on a batch, and the gradients of its mean loss, each (S, ...)."""
         if self.fused is not None:
-            return self.fused.gradients(batch, self._dropout_states())
-        dropout, parts = self.dropout(batch), []
+            return self.fused.gradients(batch, self._streams())
+        return self._scores_and_gradients(batch, self._streams())
+
+    def _scores_and_gradients(self, batch: Batch, streams_S2: Tensor | None) -> tuple[Score, tuple[Tensor, ...]]:
+        dropout, parts = None, []
+        if streams_S2 is not None:
+            num_sequences, num_tokens = batch.targets.shape[1:3]
+            dropout = self._masks(self.model, num_sequences, num_tokens, streams_S2, self.machine.dtype)
         for piece in self.pieces:
             masks = None if dropout is None else {name: mask[piece.seeds] for name, mask in dropout.items()}
             # the graph of one piece is freed before the next one's is made
@@ -246,7 +260,7 @@ class Training:
         for chunk in self.data.chunks(split):
             with self.machine.autocast():
                 scores = [
-                    self._forward(weights, chunk.inputs[seeds], chunk.targets[seeds], None)
+                    self._scoring(weights, chunk.inputs[seeds], chunk.targets[seeds], None)
                     for seeds, weights in self.pieces
                 ]
             parts.append(torch.stack([sums_S.double() for sums_S in joined(scores)]))
@@ -261,33 +275,6 @@ class Training:
         elif index not in self.progress.final or losses["valid"] < self.progress.final[index]["valid_loss"]:
             best = {"best_step": self.progress.step, "valid_loss": losses["valid"]}
             self.progress.final[index] = best | {"test_loss": test, "test_bits": test / math.log(2)}
-
-    @torch.no_grad()
-    def dynamics(self) -> list[dict]:
-        """Rows of layers.csv: metrics of every layer of each seed in training, and the layer's constants. Metrics are
-        means over the first test sequences; constants hold for inputs as long as the longest of these."""
-        measured, model = [], build_model(self.cfg.model, self.task)
-        assert isinstance(model, Transformer)  # the config has no dynamics of an LSTM
-        copies = {name: parameter.detach().cpu() for name, parameter in self.parameters.items()}
-        for stack_index, index in enumerate(self.progress.training):
-            weights = {name: copy_S[stack_index] for name, copy_S in copies.items()}
-            if not all(weight.isfinite().all() for weight in weights.values()):  # a diverged network has no metrics
-                continue
-            step_and_seed = {"step": self.progress.step, "seed": self.seeds[index]}
-            inputs = self.data.test.inputs[index, : self.cfg.trainer.dynamics_sequences]
-            longest = inputs.shape[1] if (lengths_B := model.lengths(inputs)) is None else int(lengths_B.max())
-            model.load_state_dict(weights, assign=True)
-            constants = constants_by_layer(model, longest)
-            model.load_state_dict({name: p.detach()[stack_index] for name, p in self.parameters.items()}, assign=True)
-            generator = generator_for(self.seeds[index], "rounding", self.progress.step)
-            for axes, values in metrics_by_layer(model, inputs, generator):
-                known = constants.get((axes["layer"], axes["sublayer"], axes["head"]), {})
-                measured.append((step_and_seed | axes, values, known))
-        rows = []
-        for (axes, _, known), values in zip(measured, on_cpu([values for _, values, _ in measured]), strict=True):
-            means = moments(values) | known
-            rows.append(axes | {name: means[name] for name in DYNAMICS if name in means})
-        return rows
 
     def retire(self, rows: list[dict], last: bool = False) -> None:
         """Take out of the stack the seeds that these rows show as diverged or at their target; all seeds if `last`."""

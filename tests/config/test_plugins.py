@@ -37,8 +37,8 @@ from rankbench.report.scoreboard import scoreboard
 from rankbench.runs.machine import Machine
 from rankbench.runs.tables import read_table
 from rankbench.tasks import TASKS, build_task
+from rankbench.training.layers import DYNAMICS
 from rankbench.training.optimizers import OPTIMIZERS
-from rankbench.training.seeds_side_by_side import DYNAMICS
 
 EXAMPLE = Path(__file__).parents[1] / "example_plugin"
 NAMED = "plugins=[lettercount]"

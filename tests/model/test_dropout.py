@@ -9,7 +9,7 @@ from scipy.stats import binom
 
 from rankbench.model.dropout import dropout_masks
 from rankbench.model.transformer import Transformer
-from rankbench.seeds import random_bits, state_of
+from rankbench.seeds import random_bits, state_of, streams_of
 
 KEEP, SURE = 0.9, 1e-9  # the share kept, and the chance that all of a test's counts together may fail for
 SEEDS, STEPS, PLACES = 24, 12, 4096
@@ -28,12 +28,12 @@ def bits_by_hand(state, number):
 
 @pytest.mark.parametrize("state", [0, 1, 2**32, 2**64 - 1, state_of(7, "dropout", 3)])
 def test_the_bits_are_the_hash_of_state_and_place(state):
-    assert random_bits([5, state], 50)[1].tolist() == bits_by_hand(state, 50)
+    assert random_bits(streams_of([5, state]), 50)[1].tolist() == bits_by_hand(state, 50)
 
 
 def test_the_bits_are_fixed_for_good():
     # resuming a run, and every number of a run with dropout, rests on them
-    assert random_bits([state_of(0, "dropout", 1)], 3).tolist() == [[432085544, -289428204, -1795136357]]
+    assert random_bits(streams_of([state_of(0, "dropout", 1)]), 3).tolist() == [[432085544, -289428204, -1795136357]]
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def kept():
     """Whether each place is kept, (seed, step, place), of neighbouring seeds and steps."""
     states = [state_of(seed, "dropout", step) for seed in range(SEEDS) for step in range(STEPS)]
     threshold = round(KEEP * 2**32) - 2**31
-    return (random_bits(states, PLACES) < threshold).view(SEEDS, STEPS, PLACES).numpy()
+    return (random_bits(streams_of(states), PLACES) < threshold).view(SEEDS, STEPS, PLACES).numpy()
 
 
 def within_exact_bounds(counts, number, chance):
@@ -101,6 +101,6 @@ def test_masks_keep_their_share_and_their_mean(model_config, rate):
         model = Transformer(
             model_config(name="t", layers=1, dropout=rate), input_kind="tokens", num_inputs=4, num_outputs=4, length=8
         )
-    for mask in dropout_masks(model, 16, 8, [3, 4]).values():
+    for mask in dropout_masks(model, 16, 8, streams_of([3, 4])).values():
         assert within_exact_bounds((mask > 0).flatten(1).sum(1), math.prod(mask.shape[1:]), 1 - rate)
         assert set(mask.unique().tolist()) <= {0.0, torch.tensor(1.0).div(1 - rate).item()}

@@ -10,6 +10,7 @@ from rankbench.commands.compose import compose
 from rankbench.config.keys import ConfigError
 from rankbench.model import initial_model
 from rankbench.model.dropout import dropout_masks
+from rankbench.seeds import streams_of
 from rankbench.tasks import build_task
 from rankbench.tasks.task import ABSENT
 
@@ -52,13 +53,13 @@ def test_outputs_are_those_of_the_equations(words):
 
 def test_dropout_multiplies_by_its_masks():
     model = network("model.layers=2", "model.dropout=0.5")
-    masks = {name: mask[0] for name, mask in dropout_masks(model, 1, 4, [0]).items()}
+    masks = {name: mask[0] for name, mask in dropout_masks(model, 1, 4, streams_of([0])).items()}
     assert set(masks) == {"embedding", "layers.0.output", "layers.1.output"}
     assert set(torch.cat([mask.flatten() for mask in masks.values()]).tolist()) == {0.0, 2.0}
     masks = {name: mask.double() for name, mask in masks.items()}
     expected = by_hand(model, [1, 2, 3, 4], {name: mask[0] for name, mask in masks.items()})
     torch.testing.assert_close(model(torch.tensor([[1, 2, 3, 4]]), masks)[0], expected, rtol=1e-12, atol=1e-12)
-    assert dropout_masks(network(), 1, 4, [0]) is None
+    assert dropout_masks(network(), 1, 4, streams_of([0])) is None
 
 
 def test_initialisation_is_as_documented():

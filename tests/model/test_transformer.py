@@ -26,6 +26,7 @@ from rankbench.model.network import MlpStep, run, without
 from rankbench.model.norm import NORM_EPSILON, Norm, plain_norm
 from rankbench.model.sublayers import MlpSublayer, weighted_sum
 from rankbench.model.transformer import Transformer, sinusoidal_positions
+from rankbench.seeds import streams_of
 
 # Float64 against another float64 route: a few hundred terms of order 1 in each of a few layers, eps = 2.2e-16.
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
@@ -40,7 +41,7 @@ def generator(seed):
 
 def masks_of_one(model, num_sequences, num_tokens, state=0):
     """Dropout masks of a single network, in float64."""
-    masks = dropout_masks(model, num_sequences, num_tokens, [state], dtype=torch.float64)
+    masks = dropout_masks(model, num_sequences, num_tokens, streams_of([state]), dtype=torch.float64)
     return {name: mask[0] for name, mask in masks.items()}
 
 
@@ -592,7 +593,7 @@ def test_dropout_masks_depend_on_the_state_alone(network):
     before = torch.get_rng_state()
     first, same, other = (masks_of_one(model, 4, 5, state) for state in (1, 1, 2))
     assert torch.equal(torch.get_rng_state(), before)
-    beside = dropout_masks(model, 4, 5, [2, 1], dtype=torch.float64)
+    beside = dropout_masks(model, 4, 5, streams_of([2, 1]), dtype=torch.float64)
     for name in first:
         assert torch.equal(first[name], same[name]) and not torch.equal(first[name], other[name])
         assert torch.equal(beside[name], torch.stack([other[name], first[name]]))
@@ -601,7 +602,7 @@ def test_dropout_masks_depend_on_the_state_alone(network):
 
 
 def test_no_dropout_no_masks(network):
-    assert dropout_masks(network(dropout=0.0), 4, 5, [0]) is None
+    assert dropout_masks(network(dropout=0.0), 4, 5, streams_of([0])) is None
 
 
 @pytest.mark.parametrize("num_tokens", [5, FUSED_FROM_TOKENS])

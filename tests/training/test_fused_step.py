@@ -25,7 +25,7 @@ from rankbench.model import build_model
 from rankbench.model.dropout import dropout_masks
 from rankbench.runs.machine import Machine
 from rankbench.runs.run import Run
-from rankbench.seeds import state_of
+from rankbench.seeds import state_of, streams_of
 from rankbench.tasks import Batch, build_task
 from rankbench.training import compiling, fused_step
 from rankbench.training import library as libraries
@@ -105,7 +105,9 @@ def gradients_by_autograd(of, batch, seed):
     """Loss per scored token and its gradients in float64, by autograd through the tables of attention."""
     model = build_model(of.cfg.model, of.task)
     weights = {name: weight[seed].double().requires_grad_() for name, weight in of.parameters.items()}
-    masks = dropout_masks(model, *batch.targets.shape[1:3], [state_of(seed, "dropout")], dtype=torch.float64)
+    masks = dropout_masks(
+        model, *batch.targets.shape[1:3], streams_of([state_of(seed, "dropout")]), dtype=torch.float64
+    )
     masks = None if masks is None else {name: mask[0] for name, mask in masks.items()}
     inputs, targets = batch.inputs[seed], batch.targets[seed]
     inputs = inputs.double() if inputs.is_floating_point() else inputs

@@ -43,7 +43,7 @@ from rankbench.runs import machine
 from rankbench.runs.files import append
 from rankbench.runs.machine import Machine
 from rankbench.runs.run import Run
-from rankbench.seeds import generator_for, state_of
+from rankbench.seeds import generator_for, state_of, streams_of
 from rankbench.tasks import TASKS, Batch, build_task
 from rankbench.training.compiling import choose_step, compiled
 from rankbench.training.forward import STATES_AT_A_TIME, seeds_at_a_time
@@ -158,7 +158,7 @@ def plain_training(cfg, seed):
         epoch, batch_index = divmod(step, math.ceil(task.train_size / cfg.trainer.batch_size))
         order = torch.randperm(task.train_size, generator=generator_for(seed, "order", epoch))
         inputs, targets = (x[order.split(cfg.trainer.batch_size)[batch_index]] for x in (data.inputs, data.targets))
-        masks = dropout_masks(model, *targets.shape, [state_of(seed, "dropout", step)], dtype=dtype)
+        masks = dropout_masks(model, *targets.shape, streams_of([state_of(seed, "dropout", step)]), dtype=dtype)
         masks = None if masks is None else {name: mask[0] for name, mask in masks.items()}
         loss = F.cross_entropy(model(inputs, masks).flatten(0, 1), targets.flatten())
         optimizer.zero_grad()
