@@ -19,7 +19,7 @@ import rankbench.model.attention
 from rankbench.analyses import ANALYSES
 from rankbench.analysing.runner import check_analyses, options_of
 from rankbench.analysing.subjects import fresh_subjects, subjects_of_run
-from rankbench.bench import bench
+from rankbench.bench import bench, card
 from rankbench.commands.compose import compose
 from rankbench.config.keys import ConfigError
 from rankbench.model.linear import largest_pair
@@ -475,10 +475,11 @@ def test_the_largest_singular_value_there_is_the_decompositions(device):
 
 
 @pytest.mark.slow
-def test_the_benchmarks_complete_there(device, tmp_path, capsys):
-    words = ["budget=smoke", "device=cuda", "sequences=8", "trainer.batch_size=10", "bench=[paths,training,attention]"]
-    cfg = compose("bench", *words, f"out={tmp_path}")
+def test_the_benchmarks_complete_there(device, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(card, "LARGE", 64)
+    words = ["budget=smoke", "device=cuda", "sequences=8", "trainer.batch_size=10", f"out={tmp_path}"]
     with device():
+        cfg = compose("bench", *words, "bench=[paths,training,attention,card]")
         bench(cfg, Machine.prepare(cfg), tmp_path)
     for name in cfg.bench:
         table = pd.read_csv(tmp_path / f"bench_{name}.csv")

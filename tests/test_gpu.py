@@ -28,9 +28,9 @@ CLOCKS_AND_TIES = [*CLOCKS, "accuracy"]  # a rounding can turn a single answer
 FLOAT32 = {"rtol": 1e-3, "atol": 1e-4}
 
 
-def training_of(*words: str) -> Training:
+def training_of(*words: str, step: str | None = None) -> Training:
     cfg = compose("train", *words, "device=cuda", "trainer.batch_size=8")
-    return Training(cfg, build_task(cfg.task), Machine.prepare(cfg), list(range(cfg.replicas)))
+    return Training(cfg, build_task(cfg.task), Machine.prepare(cfg), list(range(cfg.replicas)), step)
 
 
 def metrics_of(folder, *words: str):
@@ -74,6 +74,18 @@ def test_a_compiled_training_is_the_same_training(words, tmp_path):
         FLOAT32,
         CLOCKS_AND_TIES,
     )
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_a_compiled_corpus_is_the_same_training():
+    words = [*step_words("corpus"), "model.dropout=0.1", "model.layers=3", "precision=fp64"]
+    compiled, plain = (training_of(*words, step=step) for step in ("compiled graph", "plain"))
+    for _ in range(6):
+        compiled.update()
+        plain.update()
+    assert not compiled.graphs.refused
+    for name, weight in plain.weights().items():
+        torch.testing.assert_close(compiled.weights()[name], weight, **FLOAT32)
 
 
 @pytest.mark.parametrize("words", [[], ["model.dropout=0.2"], ["task.length=100"]], ids=["plain", "dropout", "long"])

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from rankbench.bench import attention, compiling, depth, lipschitz, metrics, paths, record, startup, training
+from rankbench.bench import attention, card, depth, lipschitz, metrics, paths, record, startup, training
 from rankbench.bench.timing import lines_of, ratios_of
 from rankbench.config.keys import ConfigError
 from rankbench.config.schema import BenchConfig
@@ -26,7 +26,7 @@ BENCHMARKS: dict[str, Callable[[BenchConfig, Machine], pd.DataFrame]] = {
     "depth": depth.table,
     "lipschitz": lipschitz.table,
     "metrics": metrics.table,
-    "compiling": compiling.table,
+    "card": card.table,
 }
 
 
@@ -35,8 +35,10 @@ def check_benchmarks(cfg: BenchConfig) -> None:
     for key in ("analysis", "claims", "published"):
         if getattr(cfg, key):
             raise ConfigError(f"{key}: `rankbench bench` analyses nothing; give it to `rankbench analyze`")
-    if {"training", "compiling"} & {*cfg.bench}:
+    if "training" in cfg.bench:
         training.check_twin(cfg.model, cfg.optimizer)
+    if "card" in cfg.bench:
+        card.check(cfg)
 
 
 def bench(cfg: BenchConfig, machine: Machine, folder: Path) -> None:

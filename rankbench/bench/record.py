@@ -64,7 +64,7 @@ def write_page(folder: Path) -> Path:
 
 def page(history: pd.DataFrame) -> str:
     """The page without its notes: for each device and benchmark the newest run, and the one before in parentheses."""
-    parts = [INTRODUCTION]
+    parts, history = [INTRODUCTION], history[history.column.isin(RATIOS)]  # not those of benchmarks that are gone
     for (device, benchmark), rows in history.groupby(["device", "benchmark"], sort=False):
         dates = sorted(rows.date.unique())
         newest, before = (rows[rows.date == date].set_index(["column", "case"]) for date in (dates[-1], dates[-2:][0]))

@@ -31,19 +31,9 @@ RATIOS: dict[str, tuple[str, tuple[str, float] | None]] = {
     # a fused step takes the seeds in turn by itself, so these say something about other steps only
     "ratio_side_by_side": ("seeds side by side / in turn: sequences a second", None),
     "ratio_many_side_by_side": ("many seeds side by side / in turn: sequences a second", None),
-    "ratio_compiled_to_torch_encoder": (
-        "our compiled training / torch.nn.TransformerEncoder: sequences a second",
-        ("at least", 1.3),
-    ),
-    "ratio_compiled_to_plain": ("our training, compiled / as it is: sequences a second", None),
-    "ratio_compiled_side_by_side": (
-        "seeds side by side / in turn, compiled: sequences a second",
-        ("at least", 1.4),
-    ),
-    "ratio_compiled_many_side_by_side": (
-        "many seeds side by side / in turn, compiled: sequences a second",
-        ("at least", 1.8),
-    ),
+    "ratio_plain_to_graph": ("a step kernel by kernel / as a CUDA graph: seconds", None),
+    "ratio_graph_to_compiled_graph": ("a step as a CUDA graph / as one of compiled kernels: seconds", None),
+    "ratio_card_rate": ("time of a step's matrix products at the GPU's rate / time of the fastest step", None),
     "ratio_to_import_torch": ("a command's start / import torch: seconds", None),
     "ratio_jacobian_to_row": ("a Jacobian by torch / one token's rows in closed form: seconds", None),
     "ratio_memory_jacobian_to_row": ("a Jacobian by torch / one token's rows in closed form: peak memory", None),

@@ -108,20 +108,21 @@ def large_product(machine: Machine) -> Callable[[], Tensor]:
     return lambda: a @ a
 
 
-def operations_of_products(training: Training) -> int:
+def operations_of_products(training: Training, num_sequences: int, num_tokens: int) -> int:
     """Floating-point operations in the matrix products of one seed's step: those of the linear maps and of attention,
     forward and, twice as many, backward."""
-    model, task = training.model, training.task
-    assert isinstance(model, Transformer)  # see check_twin
+    model = training.model
+    assert isinstance(model, Transformer)  # see check_benchmarks
     weights = sum(module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear))
-    attention = sum(2 * task.length * part.heads * part.head_width for part in model.attentions)
-    return 6 * training.cfg.trainer.batch_size * task.length * (weights + attention)
+    attention = sum(2 * num_tokens * part.heads * part.head_width for part in model.attentions)
+    return 6 * num_sequences * num_tokens * (weights + attention)
 
 
 def _ratios_to_rate(training: Training, steps: int, seconds: dict[str, np.ndarray], name: str) -> dict[str, float]:
     """ratio_roofline of `steps` steps, which took seconds[name], beside a `large_product`."""
     num_seeds = len(training.seeds)
-    at_rate = steps * num_seeds * operations_of_products(training) / (2 * LARGE**3) * seconds["large_product"]
+    operations = operations_of_products(training, training.cfg.trainer.batch_size, training.task.length)
+    at_rate = steps * num_seeds * operations / (2 * LARGE**3) * seconds["large_product"]
     return spread("ratio_roofline", at_rate / seconds[name])
 
 

@@ -229,7 +229,7 @@ class AnalyzeConfig(BaseConfig):
     trainer: dict[str, Any] = key("Accepted and ignored, so that presets written for train also run here.", default={})
 
 
-BENCHMARKS = ("paths", "training", "startup", "attention", "depth", "lipschitz", "metrics", "compiling")
+BENCHMARKS = ("paths", "training", "startup", "attention", "depth", "lipschitz", "metrics", "card")
 
 
 @dataclass

@@ -69,7 +69,7 @@ def combined(weights: Sequence[float] | Tensor, x: Tensor) -> Tensor:
     return sum(used[1:], used[0]) if used else torch.zeros_like(states[0])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # torch's compiler asks for the hash of one that it has not filled yet
 class Sublayer:
     """One sub-layer of layer `layer` (from 1). place: post | pre | peri | ngpt | none, none if and only if there is no
     norm.
@@ -143,7 +143,7 @@ class Sublayer:
         raise NotImplementedError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class AttentionSublayer(Sublayer):
     """Attention with its surroundings."""
 
@@ -158,7 +158,7 @@ class AttentionSublayer(Sublayer):
         return self.part.observe(read_BND, present_BN)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class MlpSublayer(Sublayer):
     """An MLP with its surroundings."""
 

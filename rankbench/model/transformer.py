@@ -3,7 +3,7 @@
 Shapes: B batch, N token, D width, H head, C classes or output dimensions, F hidden width of the MLP.
 """
 
-import functools
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -22,6 +22,7 @@ from rankbench.model.sublayers import AnySublayer, AttentionSublayer, MlpSublaye
 
 ACTIVATION_LAYERS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU}
 SINKHORN_STEPS = 20  # as in Xie et al. 2025
+DROPPED = ("weights", "output")  # of a sub-layer, by dropout; an MLP has only the latter
 # Next to the tokens, a second stream is carried along unchanged: the embedding, or the first attention's input.
 CARRIED = Streams(read=(1.0, 0.0), mix=((0.0, 0.0), (0.0, 1.0)), write=(1.0, 0.0))
 
@@ -106,6 +107,7 @@ class Transformer(Padded, Network, nn.Module):
     ) -> None:
         super().__init__()
         self.cfg, self.input_kind, self.padded = cfg, input_kind, padded
+        self.through: Callable[..., Tensor] = through  # a training compiles it
         self.name, self.width, self.norm_kind = cfg.name, cfg.width, cfg.norm_kind
         self.sizes = {"input_kind": input_kind, "num_inputs": num_inputs, "num_outputs": num_outputs}
         self.sizes |= {"length": length, "padded": padded}
@@ -215,12 +217,11 @@ class Transformer(Padded, Network, nn.Module):
     def forward(self, inputs: Tensor, dropout: dict[str, Tensor] | None = None, kernel: str = "fused") -> Tensor:
         """Outputs (B, N, C). dropout: masks by name, from model.dropout; None turns dropout off. kernel: as in
         Attention.forward."""
-        if dropout is None:
-            return self.read_out(self.state(inputs, kernel))
-        x_BND, present_BN = self.enter(self.embed(inputs) * dropout["embedding"]), self.present(inputs)
+        x_BND, present_BN = self.embed(inputs), self.present(inputs)
+        x_BND = self.enter(x_BND if dropout is None else x_BND * dropout["embedding"])
         for sublayer in self.sublayers:
-            part = functools.partial(_dropped, sublayer, dropout, present_BN, kernel)
-            x_BND = sublayer.apply(x_BND, part, sublayer.norm, weighted_sum, sublayer.branch_norm)
+            masks = () if dropout is None else [dropout.get(f"{sublayer.name}.{what}") for what in DROPPED]
+            x_BND = self.through(sublayer, x_BND, present_BN, kernel, *masks)
         return self.read_out(self.finish(self.leave(x_BND)))
 
     def dropout_shapes(self, num_sequences: int, num_tokens: int) -> dict[str, tuple[int, ...]]:
@@ -235,15 +236,24 @@ class Transformer(Padded, Network, nn.Module):
         return shapes
 
 
-def _dropped(
-    sublayer: AnySublayer, dropout: dict[str, Tensor], present_BN: Tensor | None, kernel: str, read_BND: Tensor
+def through(
+    sublayer: AnySublayer,
+    x_BND: Tensor,
+    present_BN: Tensor | None,
+    kernel: str,
+    weights_BHNM: Tensor | None = None,
+    output_BND: Tensor | None = None,
 ) -> Tensor:
-    """Output of a sub-layer's part, with dropout on its attention weights and on its output."""
-    if isinstance(sublayer, AttentionSublayer):
-        y_BND = sublayer.part(read_BND, present_BN, dropout[f"{sublayer.name}.weights"], kernel)
-    else:
-        y_BND = sublayer.f(read_BND)
-    return y_BND * dropout[f"{sublayer.name}.output"]
+    """Output of a sub-layer, with dropout by these masks on its attention weights and on its part's output."""
+    if output_BND is None:
+        return sublayer(x_BND, present_BN, kernel)
+
+    def dropped(read_BND: Tensor) -> Tensor:
+        if isinstance(sublayer, AttentionSublayer):
+            return sublayer.part(read_BND, present_BN, weights_BHNM, kernel) * output_BND
+        return sublayer.f(read_BND) * output_BND
+
+    return sublayer.apply(x_BND, dropped, sublayer.norm, weighted_sum, sublayer.branch_norm)
 
 
 class FirstCoordinates(nn.Module):

@@ -18,7 +18,7 @@ from rankbench.config.schema import TrainConfig
 from rankbench.model import build_model, initial_model
 from rankbench.model.dropout import dropout_masks
 from rankbench.model.initialise import maps_of_layers
-from rankbench.model.transformer import Transformer
+from rankbench.model.transformer import Transformer, through
 from rankbench.runs.machine import Machine
 from rankbench.runs.run import Run
 from rankbench.runs.summary import FORMAT
@@ -70,17 +70,26 @@ class Training:
         self.at_a_time = seeds_at_a_time(cfg, task, vectorised, machine.device.type, compiles)
         self._forward = self._scoring = per_seed(self.model, "step", "side_by_side")
         self._masks = dropout_masks
-        if compiles:
-            # torch's compiler ignores our vmap rule and would run the fused kernel seed by seed
+        if step == "compiled graph":
+            self._compile_step()
+        elif step == "torch.compile":
             any_size = isinstance(task, Corpus) or not vectorised
-            self._forward = compiled(per_seed(self.model, "fused", "table"), dynamic=any_size)
-            if self.graphs is None:
-                self._scoring = self._forward
-            else:
-                self._masks = compiled(dropout_masks, dynamic=any_size)
+            # torch's compiler ignores our vmap rule and would run the fused kernel seed by seed
+            self._forward = self._scoring = compiled(per_seed(self.model, "fused", "table"), dynamic=any_size)
         initial = [dict(initial_model(cfg.model, task, seed).named_parameters()) for seed in seeds]
         self._stack({name: torch.stack([weights[name].detach() for weights in initial]) for name in initial[0]})
         self.retired: dict[int, dict[str, Tensor]] = {}
+
+    def _compile_step(self) -> None:
+        """Compile what a graph's step computes; evaluations stay as they are. Sequences of one length get a graph of
+        the whole network, those of a corpus one of each kind of sub-layer, for all layers and lengths."""
+        in_parts = isinstance(self.task, Corpus)
+        self._masks = compiled(dropout_masks, dynamic=in_parts)
+        if in_parts and isinstance(model := build_model(self.cfg.model, self.task), Transformer):
+            model.through = compiled(through, dynamic=True)
+            self._forward = per_seed(model, "fused")
+        elif not in_parts:
+            self._forward = compiled(per_seed(self.model, "fused", "table"), dynamic=False)
 
     def _stack(self, weights: dict[str, Tensor]) -> None:
         if self.fused is not None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from command_line import succeeds
 
-from rankbench.bench import compiling, depth, lipschitz, metrics, paths, record, startup, timing, training
+from rankbench.bench import depth, lipschitz, metrics, paths, record, startup, timing, training
 from rankbench.commands.checks import check_everything
 from rankbench.commands.compose import resolve
 from rankbench.commands.composition import composed
@@ -73,18 +73,6 @@ def test_command_writes_a_table_for_each_benchmark(tmp_path):
     assert (steps.sequences_per_second > 0).all()
     for name in (*ratios, "ratio_speed_to_torch_encoder", "ratio_side_by_side"):
         assert name in done.out
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_compiled_steps_are_timed_beside_plain_ones(graphs, monkeypatch):
-    monkeypatch.setattr(compiling, "SMALL", 4)
-    cfg = config("bench=[compiling]", "trainer.batch_size=4", "model.layers=1")
-    table = compiling.table(cfg, Machine.prepare(cfg)).reset_index()
-    check_ratios(table, ["ratio_compiled_to_plain", "ratio_compiled_to_torch_encoder"])
-    check_ratios(table, ["ratio_compiled_side_by_side", "ratio_compiled_many_side_by_side"])
-    assert list(zip(table.seeds, table.batch_size, strict=True)) == [(1, 4), (2, 4), (8, 4)]
-    assert len(graphs) == 3  # of each case; single seeds in turn have that of one seed
 
 
 def test_the_record_keeps_every_run_and_shows_the_newest_beside_the_one_before(tmp_path, monkeypatch):

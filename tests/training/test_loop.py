@@ -320,6 +320,24 @@ def test_a_compiled_run_is_traced_and_has_the_same_loss_curve(tmp_path, graphs, 
         assert float(ours["loss"]) == pytest.approx(float(theirs["loss"]), rel=1e-9)  # as SAME
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_the_layers_of_a_corpus_share_their_graphs(graphs, monkeypatch):
+    monkeypatch.setattr("rankbench.model.weightings.SHORT_ROW", 0)  # a GPU has no softmax of its own for short rows
+    words = ["task=char_lm", "task.valid_size=8", "task.train_size=40", "trainer.batch_size=8", "optimizer=adam"]
+    words += ["model=causal", "model.layers=3", "model.width=8", "model.dropout=0.1", "precision=fp64", "device=cpu"]
+    cfg = compose("train", *words)
+    in_parts, plain = (Training(cfg, build_task(cfg.task), Machine.prepare(cfg), [0], "plain") for _ in range(2))
+    in_parts._compile_step()
+    widths = set()
+    for _ in range(5):
+        widths.add(plain.batch().targets.shape[2])
+        in_parts.update()
+        plain.update()
+    assert len(widths) > 1 and len(graphs) == 3  # of the dropout masks, of attention, of the MLP
+    for name, weight in plain.weights().items():
+        torch.testing.assert_close(in_parts.weights()[name], weight, rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_more_kinds_of_batches_than_torch_allows_by_itself_are_compiled(graphs):
     double = compiled(lambda x: 2 * x, dynamic=False)
