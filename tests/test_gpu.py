@@ -40,13 +40,14 @@ def metrics_of(folder, *words: str):
     return run.table("metrics")
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.parametrize("name", ["dropout", "fresh sequences", "contractive, padded", "corpus", "sigma", "long"])
 def test_torch_sees_no_wait_in_a_step(name):
     training = training_of(*step_words(name))
     training.update()
     training.update()
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         training.update()
     finally:
         torch.cuda.set_sync_debug_mode("default")
@@ -65,6 +66,8 @@ def test_fp32_follows_the_cpu_and_bf16_only_roughly(tmp_path):
     assert rough.loss.to_numpy() != pytest.approx(here.loss.to_numpy(), rel=1e-5)  # or it was no bfloat16
 
 
+# those of torch's compiler
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 @pytest.mark.parametrize("words", [[], ["model.mask=causal", "model.dropout=0.1"]], ids=["plain", "causal, dropout"])
 def test_a_compiled_training_is_the_same_training(words, tmp_path):
     plain = metrics_of(tmp_path / "plain", "device=cuda", *words)
@@ -76,7 +79,7 @@ def test_a_compiled_training_is_the_same_training(words, tmp_path):
     )
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 def test_a_compiled_corpus_is_the_same_training():
     words = [*step_words("corpus"), "model.dropout=0.1", "model.layers=3", "precision=fp64"]
     compiled, plain = (training_of(*words, step=step) for step in ("compiled graph", "plain"))

@@ -86,14 +86,14 @@ def _sums_of_tree(
     whole = network.start(slice(None))
     num_sequences, num_tokens, width = whole.shape
     # (G, leaves), how often each group has each leaf: the sums are a sparse product that copies no leaf
-    counts = torch.sparse_coo_tensor(
-        torch.from_numpy(np.stack([group_of_path, tree.leaf_of_path])),
-        torch.ones(len(group_of_path), dtype=whole.dtype),
-        (num_groups, tree.num_leaves),
-        device=whole.device,
-        check_invariants=False,
-    )
-    last_counts = _split_columns(counts, [len(parents) for _, parents in tree.children[-1]])
+    with torch.sparse.check_sparse_tensor_invariants(False):  # on CUDA torch warns unless it is told so
+        counts = torch.sparse_coo_tensor(
+            torch.from_numpy(np.stack([group_of_path, tree.leaf_of_path])),
+            torch.ones(len(group_of_path), dtype=whole.dtype),
+            (num_groups, tree.num_leaves),
+            device=whole.device,
+        )
+        last_counts = _split_columns(counts, [len(parents) for _, parents in tree.children[-1]])
     sums = []
     most = NUMBERS_AT_A_TIME if whole.device.type != "cuda" else free_share(whole.device) // whole.element_size()
     at_a_time = max(1, most // (tree.num_leaves * num_tokens * width))

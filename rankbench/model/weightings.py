@@ -124,7 +124,7 @@ def softmax_of_rows(scores: Tensor) -> Tensor:
     torch's kernel processes rows one by one there and takes five times as long for rows of 8. A mode that watches
     torch's functions, as the tape does, sees one call of this function, and so knows from what the weights were made.
     """
-    if scores.shape[-1] > SHORT_ROW or scores.device.type != "cpu":
+    if scores.device.type != "cpu" or scores.shape[-1] > SHORT_ROW:
         return scores.softmax(-1)
     if has_torch_function_unary(scores):
         return handle_torch_function(softmax_of_rows, (scores,), scores)
