@@ -24,6 +24,10 @@ RUN = {  # the columns that every table begins with, and what they mean
 RUN_COLUMNS = list(RUN)
 # Columns of which by_layer keeps one choice, and the one that it prefers; None: the first.
 CHOICES = {"weights": "trained", "variant": "full", "view": "all", "special_tokens": None, "dtype": None}
+# pandas reads every digit of a float since 3.1, where the option is deprecated
+EXACT: dict[str, Any] = (
+    {} if tuple(map(int, pd.__version__.split(".")[:2])) >= (3, 1) else {"float_precision": "round_trip"}
+)
 MEANINGS: dict[str, Mapping[str, str]] = {}  # of the other columns of each table; whoever writes a table adds them
 
 
@@ -59,7 +63,7 @@ def read_table(path: Path, grows: bool = False) -> pd.DataFrame:
     elif lines and not lines.endswith(b"\n"):
         raise ConfigError(f"{path}: ends in the middle of a row; analyse the run again, or continue its training")
     try:
-        table = pd.read_csv(io.BytesIO(lines), keep_default_na=False, na_values=["", "nan", "NaN"])
+        table = pd.read_csv(io.BytesIO(lines), keep_default_na=False, na_values=["", "nan", "NaN"], **EXACT)
         for name in filter(lambda name: pd.api.types.is_object_dtype(table[name]), table):
             if any(isinstance(value, int) and abs(value) > sys.maxsize for value in table[name]):
                 raise ConfigError(f"{path}: {name} has an integer that is too large; analyse the run again")

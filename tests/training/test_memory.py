@@ -92,7 +92,7 @@ def test_only_the_seeds_of_one_pass_keep_their_graph(monkeypatch):
     ("words", "what"),
     [
         (["task=convex_hull", "task.points=2147483648"], "data"),
-        (["task.test_size=1000000000"], "data"),
+        (["task.test_size=100000000000"], "data"),
         (["task=char_lm", "model.mask=causal", "task.train_size=1000000000"], "data"),
         (["model.width=65536", "model.heads=1", "model.layers=64"], "weights"),
     ],
