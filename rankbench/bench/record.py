@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-from rankbench.bench.timing import RATIOS, Ratio
+from rankbench.bench.timing import RATIOS, Ratio, digits
 from rankbench.plots import save
 from rankbench.plots.benchmarks import draw_benchmarks
 from rankbench.runs.files import read_text, write_text
@@ -74,7 +74,7 @@ def page(history: pd.DataFrame) -> str:
                 "ratio": RATIOS[column][0],
                 "case": case,
                 "median": _median_of(Ratio(column, case, row["median"], row.smallest, row.largest)),
-                "before": f"{before['median'][column, case]:.2f}" if (column, case) in before.index else "",
+                "before": digits(before["median"][column, case]) if (column, case) in before.index else "",
                 "goal": " ".join(map(str, RATIOS[column][1] or ())),
             }
             for (column, case), row in newest.iterrows()
@@ -89,8 +89,8 @@ def page(history: pd.DataFrame) -> str:
 
 
 def _median_of(ratio: Ratio) -> str:
-    median = f"**{ratio.median:.2f}**" if ratio.missed else f"{ratio.median:.2f}"
-    measured = "" if pd.isna(ratio.smallest) else f" [{ratio.smallest:.2f}, {ratio.largest:.2f}]"
+    median = f"**{digits(ratio.median)}**" if ratio.missed else digits(ratio.median)
+    measured = "" if pd.isna(ratio.smallest) else f" [{digits(ratio.smallest)}, {digits(ratio.largest)}]"
     return median + measured + (" missed" if ratio.missed else "")
 
 

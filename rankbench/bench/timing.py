@@ -125,11 +125,17 @@ def ratios_of(table: pd.DataFrame) -> Iterator[Ratio]:
                 yield Ratio(column, where, row[column], row[f"{column}_min"], row[f"{column}_max"])
 
 
+def digits(ratio: float) -> str:
+    """A ratio with two decimals, or the first two digits of a small one."""
+    return f"{ratio:.2f}" if abs(ratio) >= 0.1 else f"{ratio:.2g}"
+
+
 def lines_of(table: pd.DataFrame) -> list[str]:
     """A line for each ratio in a benchmark's table: column, case, median [min, max], and the goal."""
     lines = []
     for column, case, median, smallest, largest in ratios_of(table):
         wanted = RATIOS[column][1]
         goal = f"  (goal: {wanted[0]} {wanted[1]})" if wanted else ""
-        lines.append(f"  {column:<30} {case:<36} {median:7.2f} [{smallest:.2f}, {largest:.2f}]{goal}")
+        measured = f"{digits(median):>7} [{digits(smallest)}, {digits(largest)}]"
+        lines.append(f"  {column:<30} {case:<36} {measured}{goal}")
     return lines
