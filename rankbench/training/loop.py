@@ -134,11 +134,11 @@ def _steps(training: Training, journal: Journal, asked_to_stop: list[int]) -> No
 def _trained_already(cfg: TrainConfig, run: Run, seeds: list[int]) -> dict:
     """The summary of a run that has ended, whose weights are there."""
     run.begin(cfg, {})  # refuses another config's folder
-    log.info("%s is trained already", run.folder)
     summary = run.summary()
     if [row["seed"] for row in summary["seeds"] if row["status"] == "diverged" or "test_loss" in row] != seeds:
         raise ConfigError(f"{run.folder / 'summary.json'}: not the summary of seeds {seeds}; train the run again")
     run.restore_weights()
+    log.info("%s is trained already", run.folder)
     if not cfg.trainer.keep_state:  # it was true before, or the run was killed just before this
         run.drop_state()
     return summary
