@@ -6,6 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, ScalarFormatter
 
+from rankbench.plots.balls import draw_balls
 from rankbench.plots.figure import facets_of, grid_of, styled, title
 from rankbench.plots.marks import legend, log_y, mean_line, published_marks, spans_orders, whole_numbers
 from rankbench.plots.names import choice_in_words
@@ -35,8 +36,11 @@ NAMES = {float("inf"): r"$\|J\|_\infty$", 2.0: r"$\|J\|_2$"}
 def draw_lipschitz(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
     """Bounds and measured values by the number of tokens, by the step of an ascent, or by layer, whichever varies.
 
-    A column for each norm and, by layer, each part; a row for each facet. Infinite bounds are not drawn.
+    A column for each norm and, by layer, each part; a row for each facet. Infinite bounds are not drawn. A table with
+    balls has a figure of these.
     """
+    if "radius" in table:
+        return draw_balls(table, facet)
     table = table[table.quantity.isin(DRAWN)]
     axis = _axis([rows for _, rows in facets_of(table, facet)])
     parts = [part for part in PARTS if (table.part == part).any()] if axis == "layer" else ["attention"]

@@ -1,9 +1,10 @@
 """Claims and checks of our own."""
 
-from rankbench.papers.own.claims import CLAIMS
+from rankbench.papers.own import balls, claims
 from rankbench.papers.own.path_lengths import LAW
 
 __all__ = ["CLAIMS", "LAWS", "PAPERS"]
 
+CLAIMS = {**claims.CLAIMS, **balls.CLAIMS}
 PAPERS = {"rankbench": "Claims and checks of our own"}
 LAWS = {"path_lengths": LAW}

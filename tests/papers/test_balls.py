@@ -1,0 +1,54 @@
+"""Claims on the bound around the data, on tables with known ratios."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from rankbench.judging import judge
+from rankbench.papers.own.balls import looseness
+
+RADII = (0.01, 0.02, 1.0)
+
+
+def table(**bounds: tuple[float, ...]) -> pd.DataFrame:
+    """bounds: by model.norm, the bound at each of RADII; ascent finds 1, 1 and 2 there."""
+    rows = [
+        {"seed": seed, "model.norm": norm, "radius": radius, "kind": kind, "value": value * (1 + 0.01 * seed)}
+        for seed in range(5)
+        for norm, of_norm in bounds.items()
+        for radius, bound, found in zip(RADII, of_norm, (1.0, 1.0, 2.0), strict=True)
+        for kind, value in (("bound", bound), ("lower_bound", found))
+    ]
+    where = {"run": "sweep", "task": "char_lm", "model": "causal_l2_tied", "weights": "trained", "part": "network"}
+    return pd.DataFrame(rows).assign(**where, layer=0, p=2.0, quantity="certified_ball", start=0, step=0, tokens=12)
+
+
+def outcomes(rows: pd.DataFrame) -> list[str]:
+    return [judge(name, rows)[0]["outcome"] for name in ("ball_without_norms", "ball_near_data")]
+
+
+TIGHT, LOOSE, FAR = (1.0, 1.5, 19.0), (1.0, 1.5, 21.0), (1.0, 11.0, np.inf)
+
+
+@pytest.mark.parametrize(
+    ("none", "pre", "wanted"),
+    [
+        (TIGHT, LOOSE, ["held", "held"]),
+        (LOOSE, FAR, ["failed", "failed"]),
+        (TIGHT, FAR, ["held", "failed"]),
+    ],
+)
+def test_the_largest_ratio_without_norms_and_that_near_the_data_with_them(none, pre, wanted):
+    assert outcomes(table(none=none, pre=pre)) == wanted
+
+
+@pytest.mark.parametrize("name", ["ball_without_norms", "ball_near_data"])
+def test_the_control_fails(name, outcomes_with_control):
+    assert outcomes_with_control(name, table(none=TIGHT, pre=(1.0, 2.0, np.inf))) == ({"held"}, {"failed"})
+
+
+def test_ratios_are_of_trained_weights_alone():
+    rows = table(none=TIGHT, pre=FAR)
+    before = rows.assign(weights="initialised", value=rows.value.where(rows.kind == "lower_bound", 1e9))
+    of_norm = pd.concat([rows, before]).query("`model.norm` == 'none' and seed == 0")
+    assert looseness(of_norm).tolist() == pytest.approx(np.log10([1.0, 1.5, 9.5]).tolist(), rel=1e-12)
