@@ -57,7 +57,7 @@ def values(entry: Entry, numbers: random.Random) -> str:
 def _value(kind: type, entry: Entry, numbers: random.Random, at_an_end: bool) -> str:
     key = entry.key
     if key.choices:
-        chosen = numbers.choice(key.choices)
+        chosen = numbers.choice(list(key.choices))
         return chosen[:-1] if at_an_end else chosen
     if kind is bool:
         return numbers.choice(["true", "false"])

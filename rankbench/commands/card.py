@@ -1,0 +1,165 @@
+"""`make card MINUTES=13`: what is worth a GPU's time, within the minutes for which there is one.
+
+    python -m rankbench.commands.card 13          the plan, then tests, benchmarks and runs; the same command continues
+    python -m rankbench.commands.card 13 plan     the plan alone
+
+First the tests that need a GPU and the record of the benchmarks, then the presets whose file gives a time on a GPU
+alone, at the papers' scale or, where that does not fit, at a laptop's: those that decide most claims a minute first,
+each only if it fits into what is left. outputs/queue_card.csv is the state, with the minutes as they were measured here
+or else as they are estimated; tables and figures lie beside it.
+"""
+
+import subprocess
+import sys
+import time
+from math import inf, prod
+from typing import cast
+
+import pandas as pd
+
+from rankbench.commands.compose import compose
+from rankbench.commands.composition import composed
+from rankbench.commands.failures import refusing
+from rankbench.commands.queue import CARD, FAILED, FINISHED, WAITING, plan
+from rankbench.commands.sweeps import Grid
+from rankbench.config.keys import ConfigError
+from rankbench.config.schema import TrainConfig
+from rankbench.model import skeleton
+from rankbench.progress import duration
+from rankbench.runs import files
+from rankbench.runs.machine import processors, source_digest
+from rankbench.runs.tables import read_table, write_table
+from rankbench.tasks import Corpus, build_task
+from rankbench.training.compiling import num_steps
+
+# Estimates of a step, from an H100 (docs/BENCHMARKS.md): seconds of a layer's kernels in a graph, however small, and
+# operations a second where they are large. START: of a job, with imports and recording.
+LAYER, RATES, START = 0.23e-3, {"fp32": 2.5e13, "bf16": 1.4e14, "fp64": 1.2e13}, 12.0
+LM = "task=char_lm task.path=ptb model=causal model.layers=5 model.width=512 model.dropout=0.1 optimizer=adam"
+LM += " precision=bf16 trainer.batch_size=64 trainer.compile=true replicas=1"
+FIRST = {  # minutes, on an H100 with 16 processors
+    "tests": (f"pytest -q -m gpu -n {max(1, processors() - 2)}", 1.7),
+    "bench": ("rankbench bench bench=[card] device=cuda replicas=50 repeats=3 record=docs", 0.7),
+    "bench of a language model": (f"rankbench bench bench=[card] device=cuda repeats=3 record=docs {LM}", 2.0),
+}
+PATIENCE = 60  # seconds that a run has to save a checkpoint when the time is over
+
+
+def card_plan(minutes: float) -> pd.DataFrame:
+    """A row for each piece of work, in order. minutes: those of the whole; what takes longer is too long."""
+    before, digest = _state(), source_digest()
+    work = [(name, words, 0, took) for name, (words, took) in FIRST.items()]
+    queue = plan("paper")
+    of_card = queue[(queue.state == CARD) & (queue.command == "train")]
+    runs = [(row.preset, *_fitting(row.preset, minutes, row.claims)) for row in of_card.itertuples()]
+    work += sorted(runs, key=lambda run: -run[2] / run[3])
+    done = pd.DataFrame(work, columns=["work", "command", "claims", "minutes"])
+    done = done.assign(**{"from": "estimated", "state": WAITING, "source": digest})
+    for index, row in done.iterrows():
+        if (known := before.get((row.work, row.command))) is not None:
+            done.loc[index, ["minutes", "from"]] = known.minutes, known["from"]
+            if known.state == FINISHED and (known.claims or known.source == digest):  # other code has other tests
+                done.loc[index, "state"] = FINISHED
+    return done
+
+
+def _state() -> dict[tuple[str, str], pd.Series]:
+    path = files.OUTPUTS / "queue_card.csv"
+    rows = read_table(path) if path.exists() else pd.DataFrame(columns=["work", "command"])
+    return {(row.work, row.command): row for _, row in rows.iterrows()}
+
+
+def _fitting(preset: str, minutes: float, claims: int) -> tuple[str, int, float]:
+    """The command of a preset at the largest scale that fits, its claims, and the minutes that it takes."""
+    for budget in ("paper", "laptop"):
+        if (took := estimate(preset, budget) / 60) <= minutes:
+            break
+    out = files.OUTPUTS / "train" / f"card_{preset}"
+    return f"rankbench train experiment={preset} budget={budget} device=cuda out={out}", claims, took
+
+
+def estimate(preset: str, budget: str) -> float:
+    """Seconds that a preset trains on an H100, without evaluations and analyses."""
+    words = (f"experiment={preset}", f"budget={budget}")
+    whole = composed("train", *words, return_hydra_config=True)
+    jobs = Grid(whole).jobs if "MULTIRUN" in str(whole.hydra.mode) else [[]]
+    configs = [cast(TrainConfig, compose("train", *words, *_own(job))) for job in jobs]
+    return sum(START + _seconds_of_job(cfg) for cfg in configs)
+
+
+def _own(job: list[str]) -> list[str]:
+    return [word for word in job if word.partition("=")[0] not in ("experiment", "budget")]
+
+
+def _seconds_of_job(cfg: TrainConfig) -> float:
+    task = build_task(cfg.task)
+    weights = sum(parameter.numel() for parameter in skeleton(cfg.model, task).parameters() if parameter.ndim > 1)
+    tokens = task.length // 2 if isinstance(task, Corpus) else task.length  # a text's length on average
+    operations = 6 * prod((cfg.replicas, cfg.trainer.batch_size, tokens, weights))
+    return num_steps(cfg, task) * max(LAYER * cfg.model.layers, operations / RATES[cfg.precision])
+
+
+def run(table: pd.DataFrame, minutes: float) -> bool:
+    """Do what waits and fits into what is left, and keep the state; whether all of that ended well."""
+    end = time.monotonic() + 60 * minutes
+    for index, row in table[table.state == WAITING].iterrows():
+        if row.minutes > (left := (end - time.monotonic()) / 60):
+            print(f"-- {row.work}: {_time(row.minutes)}, and {_time(left)} are left", flush=True)
+            continue
+        print(f"== {row.work}: {_time(row.minutes)}", flush=True)
+        began = time.monotonic()
+        table.loc[index, "state"] = _done(row.command, end)
+        if table.state[index] == FINISHED:
+            table.loc[index, ["minutes", "from"]] = (time.monotonic() - began) / 60, "measured"
+        write_table(table, files.OUTPUTS / "queue_card.csv")
+    return not (table.state == FAILED).any()
+
+
+def _done(command: str, end: float) -> str:
+    """Do a piece of work and return its state. At the end of the time it is asked to stop, and may be continued."""
+    program, *words = command.split()
+    work = subprocess.Popen([sys.executable, "-m", program, *words], stdin=subprocess.DEVNULL)
+    try:
+        return FAILED if work.wait(max(0.0, end - time.monotonic())) else FINISHED
+    except subprocess.TimeoutExpired:
+        work.terminate()
+        try:
+            work.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            work.kill()
+        return WAITING
+
+
+def in_words(table: pd.DataFrame, minutes: float) -> list[str]:
+    """What will be done, with its time, and what is too long for all of the time."""
+    fits = table[(table.state == WAITING) & (table.minutes <= minutes)]
+    lines = [
+        f"{row.work:<34}{_time(row.minutes):<9}{row['from']:<11}{row.claims} claims   {row.command}"
+        for _, row in fits.iterrows()
+    ]
+    lines.append(f"{len(fits)} pieces of work take {_time(fits.minutes.sum())} in all; there are {_time(minutes)}")
+    long = [f"{row.work} ({_time(row.minutes)})" for row in table[table.minutes > minutes].itertuples()]
+    return lines + ([f"too long: {', '.join(long)}"] if long else [])
+
+
+def _time(minutes: float) -> str:
+    return duration(60 * minutes) if minutes < inf else "?"
+
+
+def main(words: list[str]) -> int:
+    """Returns the exit code: 1 if something failed."""
+    try:
+        minutes = float(words[0])
+    except (IndexError, ValueError):
+        minutes = 0.0
+    if minutes <= 0 or words[1:] not in ([], ["plan"]):
+        raise ConfigError(f"card {' '.join(words)}: give a number of minutes and, for the plan alone, the word plan")
+    table = card_plan(minutes)
+    files.OUTPUTS.mkdir(exist_ok=True)
+    print("\n".join(in_words(table, minutes)), flush=True)
+    return int("plan" not in words and not run(table, minutes))
+
+
+if __name__ == "__main__":
+    with refusing("card"):
+        sys.exit(main(sys.argv[1:]))
