@@ -14,12 +14,15 @@ if TYPE_CHECKING:
     from rankbench.api import analyze, by_layer, load, load_sweep, plot, train
     from rankbench.config.keys import ConfigError
     from rankbench.observing.observer import observe
+    from rankbench.observing.triage import Stopped
     from rankbench.report.joined_tables import Runs
     from rankbench.runs.run import Run
 
 __version__ = "0.1.0"
-__all__ = ["ConfigError", "Run", "Runs", "analyze", "by_layer", "load", "load_sweep", "observe", "plot", "train"]
+__all__ = ["ConfigError", "Run", "Runs", "Stopped", "analyze", "by_layer", "load", "load_sweep", "observe", "plot"]
+__all__ += ["train"]
 _ROOMS = {"ConfigError": "rankbench.config.keys", "observe": "rankbench.observing.observer"}
+_ROOMS |= {"Stopped": "rankbench.observing.triage"}
 
 
 def __getattr__(name: str) -> Any:

@@ -40,7 +40,7 @@ def table(cfg: BenchConfig, machine: Machine) -> pd.DataFrame:
     is_corpus = isinstance(task, Corpus)
     for size in [cfg.trainer.batch_size] if is_corpus else sorted({SMALL, cfg.trainer.batch_size}):
         sized = dataclasses.replace(cfg, trainer=dataclasses.replace(cfg.trainer, batch_size=size))
-        for num_seeds in (1, cfg.replicas) if is_corpus else (1, cfg.replicas, 4 * cfg.replicas):
+        for num_seeds in sorted({1, cfg.replicas, (1 if is_corpus else 4) * cfg.replicas}):
             case = {"task": task.name, "seeds": num_seeds, "batch_size": size, "precision": machine.precision}
             rows.append(case | _step(sized, machine, num_seeds))
     return pd.DataFrame(rows).assign(repeats=cfg.repeats).set_index(["task", "seeds", "batch_size", "precision"])

@@ -39,7 +39,8 @@ from rankbench.analysing.modules import check_runs
 from rankbench.config.keys import ConfigError, check_known, refuse_null_byte
 from rankbench.model.undisturbed import changed_by, hooked, undisturbed
 from rankbench.observing.folder import STEPS, Table, begin, check_folder, config_of, identity, observed_steps
-from rankbench.observing.measured import MEASURES, rows_by_table, subject_of
+from rankbench.observing.measured import MEASURES, STATES, rows_by_table, subject_of
+from rankbench.observing.triage import SIGNS, Stopped, Triage
 from rankbench.plots.observed import FIGURES
 from rankbench.runs.files import OUTPUTS, write_json
 from rankbench.runs.run import OBSERVED, Run
@@ -64,6 +65,7 @@ def observe(
     name: str | None = None,
     task: str = "probe",
     hooks: bool = False,
+    stop: Sequence[str] = (),
 ) -> "Observer":
     """Watch a model while you train it: after each `every`-th step it is measured on the same inputs.
 
@@ -87,6 +89,10 @@ def observe(
     Nor does watching end the training. If a measurement or a write fails, as on a full disk, the log says so once, and
     the next look tries again. If the folder is removed, nothing more is written. A forked process writes nothing.
 
+    The log says, and `watch.signs` holds, since which step the last layer's residual has been at its rounding error
+    (floor) or its effective rank below half of the first (half): rankbench.observing.triage. stop: signs at which the
+    training ends, as rankbench.Stopped is raised out of the step; the `with` block takes it.
+
     Raises ConfigError, before anything is written, for a model that cannot be watched. If its layers cannot be
     identified (rankbench.measures.module_states), no states are measured, and the log says so; likewise for attention.
     """
@@ -95,9 +101,12 @@ def observe(
     _check_arguments(
         {"every": (every, 1), "sequences": (sequences, 1), "step": (step or 0, 0), "seed": (seed, 0)},
         {"out": (out, str | PathLike | None), "name": (name, str | None)}
-        | {"task": (task, str), "measures": (measures, list | tuple)},
+        | {"task": (task, str), "measures": (measures, list | tuple), "stop": (stop, list | tuple)},
     )
     check_known("measures", measures, MEASURES)
+    check_known("stop", stop, list(SIGNS))
+    if stop and "states" not in measures:
+        raise ConfigError(f"observe: stop={list(stop)}: is read off the states; add states to measures")
     folder = OUTPUTS / "observe" / f"{datetime.now():%Y-%m-%d_%H-%M-%S-%f}" if out is None else Path(out)
     # measure the model itself, not the wrapper of torch.compile or DataParallel
     model = getattr(model, "_orig_mod", model)
@@ -106,7 +115,7 @@ def observe(
         raise ConfigError(f"observe: {type(model).__name__} is TorchScript, which cannot be followed; give the module")
     subject = subject_of(model, inputs, sequences, folder.resolve().name, seed, name or type(model).__name__, task)
     optimizer = None if optimizer is None else _counted(optimizer)
-    return Observer(folder.absolute(), subject, optimizer, every, tuple(measures), step, hooks)
+    return Observer(folder.absolute(), subject, optimizer, every, tuple(measures), step, hooks, tuple(stop))
 
 
 def _check_arguments(numbers: dict[str, tuple[Any, int]], texts: dict[str, tuple[Any, Any]]) -> None:
@@ -116,8 +125,9 @@ def _check_arguments(numbers: dict[str, tuple[Any, int]], texts: dict[str, tuple
             raise ConfigError(f"observe: {key}={value}: out of range; allowed are whole numbers from {least}")
     for key, (text, allowed) in texts.items():
         if not isinstance(text, allowed):
-            kinds = {"out": "a folder's name or path", "measures": "a list of names"}.get(key, "a text")
-            raise ConfigError(f"observe: {key}={text}: is a {type(text).__name__}; give {kinds}")
+            kinds = {"out": "a folder's name or path"} | dict.fromkeys(("measures", "stop"), "a list of names")
+            kind = kinds.get(key, "a text")
+            raise ConfigError(f"observe: {key}={text}: is a {type(text).__name__}; give {kind}")
         refuse_null_byte(key, text)
 
 
@@ -139,7 +149,8 @@ def _counted(optimizer: Any) -> Optimizer:
 class Observer:
     """The watch of a training, made by `observe`. It ends with its `with` block, or by `close`.
 
-    folder: where the tables are. num_steps: number of steps that the training has made.
+    folder: where the tables are. num_steps: number of steps that the training has made. signs: the step since which
+    each sign of a lost rank is there, by its name.
     """
 
     def __init__(
@@ -151,10 +162,11 @@ class Observer:
         measures: tuple,
         step: int | None,
         hooks: bool,
+        stop: tuple[str, ...] = (),
     ) -> None:
         self._began = time.perf_counter()
         (self.model,) = subject.modules.values()
-        self.folder, self.subject, self.every = folder, subject, every
+        self.folder, self.subject, self.every, self._stop = folder, subject, every, stop
         config = config_of(subject, self.model, every)
         check_folder(self.folder, config)
         with changed_by(self.model) as changed, undisturbed(self.model, hooks):
@@ -163,6 +175,10 @@ class Observer:
         self._undisturbed = partial(undisturbed, self.model, hooks, changed)
         with self._undisturbed():
             self._parts = rows_by_table(self.model, subject.example, measures, subject.seed)
+        if stop and STATES not in self._parts:
+            raise ConfigError(
+                f"observe: stop={list(stop)}: this model's states are not measured, see above; leave it out"
+            )
         if not hooks and (names := hooked(self.model)):
             log.warning(
                 "observe: measured passes leave out the forward hooks of %s; if these change what the model returns, "
@@ -180,6 +196,7 @@ class Observer:
             if max(observed, default=-1) > self.num_steps:
                 log.warning("%s: rows after step %d are dropped", self.folder, self.num_steps)
             begin(self.folder, config, subject.example.tensors[0].device)
+            self._triage = Triage(self._looks_before())
             self._write_summary("running")
             self._seconds_measuring, self._num_looks, self._underway = 0.0, 0, False
             self._failing: set[str] = set()  # what failed at the last look, which the log has said
@@ -198,11 +215,21 @@ class Observer:
     def __enter__(self) -> "Observer":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
+    @property
+    def signs(self) -> dict[str, int]:
+        return self._triage.since
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        if kind is None or kind is Stopped:
             self.close()
         else:  # a report shows it as interrupted: still running, but without a process
             self._end("running")
+        return kind is Stopped
+
+    def _looks_before(self) -> pd.DataFrame | None:
+        """The rows of the states that a continued watch keeps; None if there are none."""
+        table = Run(self.folder).table(STATES) if (self.folder / f"{STATES}.csv").exists() else None
+        return None if table is None else table[table.step <= self._kept]
 
     def step(self) -> None:
         """Count a step of the training, and measure the model after each `every`-th. A watched optimiser calls this
@@ -210,6 +237,8 @@ class Observer:
         self.num_steps += 1
         if self.num_steps % self.every == 0:
             self.measure()
+            if found := [sign for sign in self._stop if sign in self.signs]:
+                raise Stopped(f"{found[0]} since step {self.signs[found[0]]}")
 
     def _after_step(self, *_: object) -> None:
         # a user may compile a function that calls the optimiser: we are not to be a part of it
@@ -250,6 +279,8 @@ class Observer:
                     self._failing.discard(name)
         for name, rows in measured.items():
             self._add(name, rows)
+        for sentence in self._triage.look(self.num_steps, measured.get(STATES, [])):
+            log.warning("%s: %s", self.folder, sentence)
         now = time.perf_counter()
         self._seconds_measuring += now - began
         self._num_looks += 1
