@@ -58,10 +58,10 @@ def in_words(table: pd.DataFrame) -> str:
     others = table[table.same != "yes"]
     said = f"Of {len(table)} settings that were judged at both scales, {counts.get('yes', 0)} have the same outcome"
     if "undecided" in counts:
-        said += f", {counts['undecided']} are undecided at one of them"
+        said += f", {counts['undecided']} {'is' if counts['undecided'] == 1 else 'are'} undecided at one of them"
     if "no" in counts:
-        said += f", and {counts['no']} turn round"
-    listed = f"<details><summary>The {len(others)} that differ</summary>\n\n{markdown(others)}\n</details>\n"
+        said += f", and {counts['no']} {'turns' if counts['no'] == 1 else 'turn'} round"
+    listed = f"<details><summary>Where they differ</summary>\n\n{markdown(others)}\n</details>\n"
     return f"## Does the laptop foretell the paper's scale?\n\n{said} ([{BOTH}]({BOTH})).\n" + (
         f"\n{listed}" if len(others) else ""
     )

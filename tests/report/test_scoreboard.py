@@ -253,8 +253,8 @@ def test_a_second_run_does_not_replace_the_first_that_the_pages_know(outputs, tm
     ("outcome", "same", "text"),
     [
         ("held", "yes", "Of 1 settings that were judged at both scales, 1 have the same outcome ("),
-        ("undecided", "undecided", "0 have the same outcome, 1 are undecided at one of them ("),
-        ("failed", "no", "0 have the same outcome, and 1 turn round ("),
+        ("undecided", "undecided", "0 have the same outcome, 1 is undecided at one of them ("),
+        ("failed", "no", "0 have the same outcome, and 1 turns round ("),
     ],
 )
 def test_a_verdict_of_the_laptop_stays_beside_that_of_the_papers_scale(outputs, tmp_path, outcome, same, text):
