@@ -433,7 +433,7 @@ def disagreements(folder):
     """Numbers of the index that are not those of statements.csv, and claims of statements.csv that the presets' own
     verdicts do not come to."""
     statements, boards = (records(read_table(folder / f"{name}.csv")) for name in ("statements", "presets"))
-    lines = (folder / "README.md").read_text().split("## Presets")[0].splitlines()
+    lines = re.split("## (Presets|Does the laptop)", (folder / "README.md").read_text())[0].splitlines()
     head, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line[:1] == "|"]
     wrong = [] if rows else ["no table"]
     for cells in rows:
