@@ -8,6 +8,7 @@ soak in test_sweep.py.
 
 import fcntl
 import random
+import re
 import threading
 
 import pytest
@@ -18,6 +19,12 @@ from campaigns.campaign import COLUMNS, PAGE, page, record, records, run
 def test_the_page_is_that_of_the_record():
     assert PAGE.read_text(encoding="utf-8") == page(CAMPAIGNS), "run `PYTHONPATH=tests python -m campaigns`"
     assert set(records()) <= set(CAMPAIGNS)
+
+
+def test_the_record_has_enough_cases_of_each_kind_of_foreign_code():
+    counts = {kind: int(count) for count, kind in re.findall(r"(\d+) ([a-z-]+)", records()["foreign"]["remark"])}
+    assert counts["modules"] >= 200 and counts["plug-ins"] >= 30
+    assert counts["checkpoints"] >= 90 and counts["inputs"] >= 85
 
 
 def test_a_campaign_counts_its_cases(tmp_path):
