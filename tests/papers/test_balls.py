@@ -20,7 +20,9 @@ def table(**bounds: tuple[float, ...]) -> pd.DataFrame:
         for kind, value in (("bound", bound), ("lower_bound", found))
     ]
     where = {"run": "sweep", "task": "char_lm", "model": "causal_l2_tied", "weights": "trained", "part": "network"}
-    return pd.DataFrame(rows).assign(**where, layer=0, p=2.0, quantity="certified_ball", start=0, step=0, tokens=12)
+    return pd.DataFrame(rows).assign(
+        **where, layer=0, p=2.0, quantity="certified_ball", start=0, step=0, tokens=12, attention="l2"
+    )
 
 
 def outcomes(rows: pd.DataFrame) -> list[str]:
@@ -40,6 +42,11 @@ TIGHT, LOOSE, FAR = (1.0, 1.5, 19.0), (1.0, 1.5, 21.0), (1.0, 11.0, np.inf)
 )
 def test_the_largest_ratio_without_norms_and_that_near_the_data_with_them(none, pre, wanted):
     assert outcomes(table(none=none, pre=pre)) == wanted
+
+
+def test_dot_products_have_no_bound_everywhere_so_none_is_asked_for():
+    (verdict,) = judge("ball_without_norms", table(none=LOOSE, pre=FAR).assign(attention="dot"))
+    assert verdict["outcome"] == "undecided" and verdict["reason"] == "the table has no rows for this claim"
 
 
 @pytest.mark.parametrize("name", ["ball_without_norms", "ball_near_data"])
