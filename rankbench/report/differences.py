@@ -65,7 +65,8 @@ def differences(done: pd.DataFrame, keys: list[str], columns: Iterable[str], bas
     rows: list[dict[str, Any]] = []
     for column in columns:
         by_seed = named.dropna(subset=[column]).groupby([*keys, "seed"], sort=False)[column].mean()
-        measured = {of: values.droplevel(keys) for of, values in by_seed.groupby(level=keys, sort=False)}
+        groups = by_seed.groupby([by_seed.index.get_level_values(key) for key in keys], sort=False)  # always tuples
+        measured = {of: values.droplevel(keys) for of, values in groups}
         for configuration, values in measured.items():
             own = dict(zip(keys, configuration, strict=True))
             other = tuple((own | baseline).values())
