@@ -89,9 +89,8 @@ def observe(
     Nor does watching end the training. If a measurement or a write fails, as on a full disk, the log says so once, and
     the next look tries again. If the folder is removed, nothing more is written. A forked process writes nothing.
 
-    The log says, and `watch.signs` holds, since which step the last layer's residual has been at its rounding error
-    (floor) or its effective rank below half of the first (half): rankbench.observing.triage. stop: signs at which the
-    training ends, as rankbench.Stopped is raised out of the step; the `with` block takes it.
+    The log says, and `watch.signs` holds, since when the last layer's rank has been lost: floor or half, explained in
+    rankbench.observing.triage. stop: signs at which the step raises rankbench.Stopped, which the `with` block takes.
 
     Raises ConfigError, before anything is written, for a model that cannot be watched. If its layers cannot be
     identified (rankbench.measures.module_states), no states are measured, and the log says so; likewise for attention.
@@ -103,10 +102,7 @@ def observe(
         {"out": (out, str | PathLike | None), "name": (name, str | None)}
         | {"task": (task, str), "measures": (measures, list | tuple), "stop": (stop, list | tuple)},
     )
-    check_known("measures", measures, MEASURES)
-    check_known("stop", stop, list(SIGNS))
-    if stop and "states" not in measures:
-        raise ConfigError(f"observe: stop={list(stop)}: is read off the states; add states to measures")
+    _check_names(measures, stop)
     folder = OUTPUTS / "observe" / f"{datetime.now():%Y-%m-%d_%H-%M-%S-%f}" if out is None else Path(out)
     # measure the model itself, not the wrapper of torch.compile or DataParallel
     model = getattr(model, "_orig_mod", model)
@@ -129,6 +125,14 @@ def _check_arguments(numbers: dict[str, tuple[Any, int]], texts: dict[str, tuple
             kind = kinds.get(key, "a text")
             raise ConfigError(f"observe: {key}={text}: is a {type(text).__name__}; give {kind}")
         refuse_null_byte(key, text)
+
+
+def _check_names(measures: Sequence[str], stop: Sequence[str]) -> None:
+    """ConfigError for an unknown measure or sign, and for signs without the states that they are read off."""
+    check_known("measures", measures, MEASURES)
+    check_known("stop", stop, list(SIGNS))
+    if stop and "states" not in measures:
+        raise ConfigError(f"observe: stop={list(stop)}: is read off the states; add states to measures")
 
 
 def _counted(optimizer: Any) -> Optimizer:
