@@ -38,7 +38,7 @@ LAYER, RATES, START = 0.23e-3, {"fp32": 2.5e13, "bf16": 1.4e14, "fp64": 1.2e13},
 LM = "task=char_lm task.path=ptb model=causal model.layers=5 model.width=512 model.dropout=0.1 optimizer=adam"
 LM += " precision=bf16 trainer.batch_size=64 trainer.compile=true replicas=1"
 FIRST = {  # minutes, on an H100 with 16 processors
-    "tests": (f"pytest -q -m gpu -n {max(1, processors() - 2)}", 1.7),
+    "tests": (f"pytest -q -m gpu -p no:benchmark -n {max(1, processors() - 2)}", 1.7),
     "bench": ("rankbench bench bench=[card] device=cuda replicas=50 repeats=3 record=docs", 0.7),
     "bench of a language model": (f"rankbench bench bench=[card] device=cuda repeats=3 record=docs {LM}", 2.0),
 }
