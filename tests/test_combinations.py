@@ -234,6 +234,7 @@ def test_a_model_is_refused_before_or_runs(name):
     [
         (["analysis=[head_rank]", "analysis.head_rank.heads=0"], "analysis.head_rank.heads=0: leaves nothing"),
         (["analysis=[pruning]", "analysis.pruning.max_paths=8"], "analysis.pruning.max_paths=8: the network has 729"),
+        (["analysis=[pruning]", "model.layers=700"], "the network has 9.66e+333 paths"),
         (["analysis=[independence]", "task.test_size=29"], "analysis=independence: needs at least 30 test sequences"),
         (["analysis=[independence]", "model.weight_norm=sigma"], "analysis=independence: needs heads with parameters"),
         (["analysis=[independence]", "model.kv_groups=1"], "analysis=independence: needs heads with parameters"),

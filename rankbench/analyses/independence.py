@@ -12,6 +12,7 @@ Shapes: B batch, N token, D width, L layer, H head, K path length, U unit (a sum
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from decimal import Decimal
 from itertools import combinations, combinations_with_replacement
 from typing import NamedTuple
 
@@ -93,7 +94,7 @@ def _length_rows(subject: Subject, inputs: Tensor, scheme: str, options: Options
     few = sum(counts) <= options.max_paths
     groups = [paths.all_paths(layers, heads, length, skip) for length in lengths] if few else []
     if scheme == "recomputed" and not few:
-        log.info("not all %.3g recomputed paths are run: analysis.independence.max_paths", sum(counts))
+        log.info(f"not all {Decimal(sum(counts)):.3g} recomputed paths are run: analysis.independence.max_paths")
         return
 
     def sums_and_sides(inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:

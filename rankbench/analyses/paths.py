@@ -6,6 +6,7 @@ Shapes: B batch, N token, D width, C class, G group of paths.
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import partial
 from itertools import product
 from typing import NamedTuple
@@ -170,7 +171,8 @@ def _exact_rows(subject: Subject, test: Batch, scheme: str, options: Options) ->
     lengths = range(layers + 1)
     counts = [num_paths(layers, heads, length, skip) for length in lengths]
     if scheme == "recomputed" and sum(counts) > options.max_paths:
-        log.info("not all %.3g recomputed paths are run: analysis.paths.max_paths=%d", sum(counts), options.max_paths)
+        number = Decimal(sum(counts))  # which may be larger than any float
+        log.info(f"not all {number:.3g} recomputed paths are run: analysis.paths.max_paths={options.max_paths}")
         return []
     parts, biases, remainders, read = [], [], [], partial(read_out, model, readout=options.readout)
     groups = [all_paths(layers, heads, length, skip) for length in lengths] if scheme == "recomputed" else []

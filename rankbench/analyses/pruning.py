@@ -11,6 +11,7 @@ C where the read-out is linear, so that each part has logits of its own, else D.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import NamedTuple
 
 import numpy as np
@@ -120,7 +121,7 @@ def _check_number(model: Network, options: Options) -> int:
         if options.parts == "path":
             parts, instead = "paths", ", or keep groups of paths with analysis.pruning.parts=last_head or length"
         raise ConfigError(
-            f"analysis.pruning.max_paths={options.max_paths}: the network has {number:.3g} {parts}; "
+            f"analysis.pruning.max_paths={options.max_paths}: the network has {Decimal(number):.3g} {parts}; "
             f"raise it, or take fewer layers or heads{instead}"
         )
     return number
