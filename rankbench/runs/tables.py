@@ -22,6 +22,7 @@ RUN = {  # the columns that every table begins with, and what they mean
     "seed": "Seed of weights, data and all other draws.",
 }
 RUN_COLUMNS = list(RUN)
+NAMES = dict.fromkeys(("run", "task", "model", "architecture"), str)  # words, also where they look like numbers
 # Columns of which by_layer keeps one choice, and the one that it prefers; None: the first.
 CHOICES = {"weights": "trained", "variant": "full", "view": "all", "special_tokens": None, "dtype": None}
 # pandas reads every digit of a float since 3.1, where the option is deprecated
@@ -50,8 +51,19 @@ def with_who(table: pd.DataFrame, **who: str | int) -> pd.DataFrame:
 
 
 def write_table(table: pd.DataFrame, path: Path) -> None:
-    """Write atomically, with all the digits that a float64 needs to be read back unchanged."""
-    write_text(path, table.to_csv(index=False, lineterminator="\n"))
+    """Write atomically, with all the digits that a float64 needs to be read back unchanged. A column with an integer of
+    more than 64 bits, such as a number of paths, is written as floats; inf beyond their range."""
+    floats = {name: table[name].map(_as_float) for name in table if _has_huge(table[name])}
+    write_text(path, table.assign(**floats).to_csv(index=False, lineterminator="\n"))
+
+
+def _as_float(value: Any) -> float:
+    return math.nan if pd.isna(value) else float(str(value))  # inf, where float(value) is an OverflowError
+
+
+def _has_huge(column: pd.Series) -> bool:
+    is_object = pd.api.types.is_object_dtype(column)
+    return is_object and any(isinstance(value, int) and abs(value) > sys.maxsize for value in column)
 
 
 def read_table(path: Path, grows: bool = False) -> pd.DataFrame:
@@ -63,10 +75,10 @@ def read_table(path: Path, grows: bool = False) -> pd.DataFrame:
     elif lines and not lines.endswith(b"\n"):
         raise ConfigError(f"{path}: ends in the middle of a row; analyse the run again, or continue its training")
     try:
-        table = pd.read_csv(io.BytesIO(lines), keep_default_na=False, na_values=["", "nan", "NaN"], **EXACT)
-        for name in filter(lambda name: pd.api.types.is_object_dtype(table[name]), table):
-            if any(isinstance(value, int) and abs(value) > sys.maxsize for value in table[name]):
-                raise ConfigError(f"{path}: {name} has an integer that is too large; analyse the run again")
+        options = {"keep_default_na": False, "na_values": ["", "nan", "NaN"], "dtype": NAMES} | EXACT
+        table = pd.read_csv(io.BytesIO(lines), **options)
+        for name in filter(lambda name: _has_huge(table[name]), table):
+            raise ConfigError(f"{path}: {name} has an integer that is too large; analyse the run again")
         return table
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())

@@ -177,6 +177,16 @@ def test_integers_come_back(values):
     assert back.dtype == np.int64 and back.tolist() == values
 
 
+def test_integers_beyond_64_bits_come_back_as_floats():
+    table = pd.DataFrame({"num_paths": [27, None, 9**20, 9**400]}, dtype=object)
+    assert round_trip(table)["num_paths"].tolist() == pytest.approx([27, math.nan, 9.0**20, math.inf], nan_ok=True)
+
+
+@pytest.mark.parametrize("name", ["007", "1" + "0" * 30, "1e400", "true"])
+def test_names_that_look_like_numbers_stay_words(name):
+    assert round_trip(pd.DataFrame({"model": [name], "seed": [1]}))["model"].tolist() == [name]
+
+
 def test_nan_comes_back_as_nan():
     back = round_trip(pd.DataFrame({"value": [1.5, math.nan], "other": ["a", "b"]}))["value"]
     assert back[0] == 1.5 and math.isnan(back[1])
