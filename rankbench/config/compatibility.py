@@ -54,6 +54,10 @@ def _check_model(model: ModelConfig) -> None:
         _refuse(
             model, "norm_scale", "model.norm=none has no norm to scale; set model.norm=pre, or model.norm_scale=none"
         )
+    if model.weight_norm == "sigma":
+        zero = {"values": model.values == "zero", "init_gain": not model.init_gain, "mlp_gain": not model.mlp_gain}
+        for name in filter(zero.get, zero):
+            _refuse(model, name, "model.weight_norm=sigma divides by spectral norms, which would be 0; use none")
     _check_streams(model)
     if model.mlp_skip and not model.mlp:
         _refuse(model, "mlp_skip", "there is no MLP to skip; set model.mlp=true or model.mlp_skip=false")

@@ -666,6 +666,8 @@ def test_residual_coordinates_refuse_the_others_in_one_line(network, changes):
 
 # --- configs ----------------------------------------------------------------------------------------------------------
 
+ZERO = [("values", "zero"), ("init_gain", "0.0"), ("mlp_gain", "0.0")]
+
 
 @pytest.mark.parametrize(
     ("words", "line"),
@@ -678,6 +680,7 @@ def test_residual_coordinates_refuse_the_others_in_one_line(network, changes):
         ("model=contractive_l2 model.tied_qk=false", "model.tied_qk=false: model.attention=contractive_l2"),
         ("model=contractive_l2 model.mask=others", "model.mask=others: model.attention=contractive_l2"),
         ("model=contractive_l2 model.values=zero", "model.values=zero: model.attention=contractive_l2"),
+        *((f"model.weight_norm=sigma model.{k}={v}", f"model.{k}={v}: model.weight_norm=sigma divides") for k, v in ZERO),
         ("model=contractive_l2 model.contraction_when=never", "model.contraction_when=never: unknown"),
     ],
 )
