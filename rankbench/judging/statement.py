@@ -127,7 +127,7 @@ def _in_words(row: dict[str, Any]) -> str:
     claim = CLAIMS.get(row["claim"])
     if claim is None or not claim.in_words or not _number(row["measured"]):
         return ""
-    measured, threshold = (f"{10.0 ** row[name]:.0e}" for name in ("measured", "line"))
+    measured, threshold = (f"{10.0 ** row[name]:.2g}" for name in ("measured", "line"))
     return f"{claim.in_words.format(measured)} (threshold {threshold})"
 
 
