@@ -65,7 +65,7 @@ def test_the_closest_setting_on_each_side(side, line, numbers, closest):
 def test_a_logarithm_reads_as_the_number_itself():
     of_check = {"claim": "paths_sum_to_output", "kind": "check", "side": -1, "line": -10.0, "interval": "worst"}
     row = verdict("", math.log10(2.2e-14), "passed", num_repeats=5, repeats="seed", **of_check)
-    words = "paths and output differ by 2e-14 of the output (threshold 1e-10)"
+    words = "paths and output differ by 2.2e-14 of the output (threshold 1e-10)"
     line = statement_line(statement(row))
     assert line == f"passed    check paths_sum_to_output: {words}, the worst of 5 seeds - {row['source']}"
     both = statement(row | {"where": "s=a"}, row | {"where": "s=b", "measured": -15.0})
