@@ -1,5 +1,6 @@
 """rankbench.plots: figures are a function of the CSV, byte for byte, and show what they say they show."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import matplotlib
@@ -16,6 +17,7 @@ from rankbench.plots.marks import BELOW, FLOOR, spread
 from rankbench.plots.observed import draw_observed_weights
 from rankbench.plots.paths import SCHEMES
 from rankbench.plots.residual import AFTER_ALL
+from rankbench.plots.training import draw_metrics
 from rankbench.runs.tables import mean_and_spread, read_table, write_table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -419,6 +421,16 @@ def test_a_title_is_no_wider_than_its_panel():
         figure.get_layout_engine().execute(figure)
         for axes in panels:
             assert axes.title.get_window_extent().width <= axes.get_window_extent().width + 1
+
+
+@pytest.mark.parametrize("steps", [999, 2345, 36_000, 200_000])
+def test_numbers_of_steps_stand_apart(steps):
+    rows = pd.DataFrame({"split": "test", "seed": 0, "step": np.linspace(0, steps, 13).round(), "loss": 1.5})
+    figure = draw_metrics(rows.assign(accuracy=0.5))
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        boxes = [label.get_window_extent() for label in axes.get_xticklabels()]
+        assert len(boxes) >= 4 and all(left.x1 < right.x0 for left, right in pairwise(boxes))
 
 
 def test_rows_of_one_column_have_one_scale():
