@@ -160,8 +160,8 @@ def log_y(axes: Axes) -> None:
 def whole_numbers(axes: Axes, label: str) -> None:
     """Give an x axis integer ticks, few where they have many digits, and its label on the outer panels only."""
     axes.set_xlabel(label)
-    ticks = 5 if axes.get_xlim()[1] >= 1000 else "auto"
-    axes.xaxis.set_major_locator(MaxNLocator(ticks, integer=True, min_n_ticks=1))
+    is_long = axes.get_xlim()[1] >= 1000
+    axes.xaxis.set_major_locator(MaxNLocator(5 if is_long else "auto", integer=True, min_n_ticks=1))
     axes.label_outer()
     if len(axes.get_shared_y_axes().get_siblings(axes)) == 1:  # its y axis is not shared
         axes.tick_params(labelleft=True)
