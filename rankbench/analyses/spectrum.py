@@ -25,18 +25,24 @@ from rankbench.analyses.columns import SPECIAL_TOKENS, WEIGHTS
 from rankbench.config.keys import ConfigError, key
 from rankbench.measures.module_paths import check_sums, norms, of_counted, parts_with_floors, recorded, scores
 from rankbench.measures.module_reading import ReadModule
+from rankbench.measures.partial_outputs import beside_whole, first_within, stays_within
 from rankbench.model.modules import Example
 from rankbench.plots.spectrum import draw_spectrum
 from rankbench.progress import counted
 from rankbench.seeds import generator_for
 from rankbench.tape import Sums, Tape
+from rankbench.tasks.task import is_scored
 
 log = logging.getLogger(__name__)
 
 RELATIVE = ("mass", "share", "error_upto")  # to the output
 SCORED = ("loss_upto", "accuracy_upto")
 EXCESS = "excess_loss_upto"
-MEASURED = (*RELATIVE, *SCORED, EXCESS)
+BESIDE = ("kl_upto", "agreement_upto", "settled_upto", "loss_settled_upto")  # the whole output, token by token
+MEASURED = (*RELATIVE, *SCORED, EXCESS, *BESIDE)
+NEEDED = {"k95": 0.05, "k99": 0.01, "k999": 0.001}  # the error that is left
+CLOSE = 0.01  # nats
+PRINTED = ("num_paths", *RELATIVE, *SCORED, "kl_upto", "settled_upto")
 WHOLE = ("whole_loss", "whole_accuracy")
 REMAINDERS_OF_ROUNDING = 10  # an error within this many remainders of the exact sums is rounding
 
@@ -81,6 +87,8 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
             counts = {"num_sequences": example.num_sequences, "num_undefined": int((~defined_B).sum())}
             same = {"remainder": values.remainder, **whole, **counts, "frozen": "; ".join(values.frozen)}
             same |= {"measured": read.name_of(kind)}
+            for name in NEEDED:
+                same |= _interval(name, values.numbers[name][0][defined_B], options.resamples)
             axes: dict[str, Any] = {"weights": weights, "of": kind}
             for length, count in enumerate(num_paths):
                 row = axes | {"part": "length", "path_length": length, "num_paths": float(count)}
@@ -139,7 +147,7 @@ def _values(
         whole = {name: torch.cat(part, -1).double().cpu() for name, part in numbers.items()}
         joined[kind] = _Values(whole, remainders[kind], frozen[kind])
     for of_kind in joined.values():  # whatever X is, the loss is that of the output
-        of_kind.numbers.update({name: joined["output"].numbers[name] for name in (*SCORED, *WHOLE)})
+        of_kind.numbers.update({name: joined["output"].numbers[name] for name in (*SCORED, *WHOLE, *BESIDE)})
         of_kind.numbers[EXCESS] = of_kind.numbers["loss_upto"] - of_kind.numbers["whole_loss"]
     return joined, num_paths
 
@@ -156,15 +164,42 @@ def _numbers(
     numbers = {"size": size_B[None], "mass": norms(S_K, 1) / size_B}
     numbers["share"] = (S_K * directions).flatten(2).sum(-1) / size_B
     numbers["error_upto"] = norms(X - S_K.cumsum(0), 1) / size_B
+    numbers |= {name: first_within(numbers["error_upto"], most)[None] for name, most in NEEDED.items()}
     if kind == "output":
         scored = torch.stack([_scored(x, chunk) for x in (*read_K.cumsum(0), sums.state_BND)], dim=1)
         for column, name, score_KB in zip(SCORED, WHOLE, scored, strict=True):
             numbers[column], numbers[name] = score_KB[:-1], score_KB[-1:]
+        numbers |= _beside(read, read_K, sums.state_BND, chunk)
     if constant is not None:
         c = of_counted(constant, counted_BN)
         numbers["constant_mass"] = norms(c, 0)[None] / size_B
         numbers["constant_share"] = (c * directions).flatten(1).sum(-1)[None] / size_B
     return numbers
+
+
+def _beside(read: ReadModule, read_K: Tensor, whole: Tensor, chunk: Example) -> dict[str, Tensor]:
+    """BESIDE of each length and sequence, (K, B); nan where they have no meaning."""
+    numbers = dict.fromkeys(BESIDE, torch.full(read_K.shape[:2], float("nan"), dtype=torch.float64))
+    if not read.has_logits:
+        return numbers
+    beside = beside_whole(read_K.cumsum(0), whole, chunk.targets)
+    counted = read.counted(chunk)
+    close = stays_within(beside.divergence, CLOSE)
+    for name, of_tokens in zip(BESIDE, (beside.divergence, beside.agrees, close), strict=False):
+        numbers[name] = _mean_of_tokens(of_tokens, counted)
+    if beside.excess is not None and chunk.targets is not None:
+        close = stays_within(beside.excess.abs(), CLOSE)
+        numbers["loss_settled_upto"] = _mean_of_tokens(close, is_scored(chunk.targets))
+    return numbers
+
+
+def _mean_of_tokens(of_tokens: Tensor, counted: Tensor | None) -> Tensor:
+    """Mean over the tokens that count of each sequence; None: all do. (K, B, ...) to (K, B)."""
+    of_KBT = of_tokens.double().reshape(*of_tokens.shape[:2], -1)
+    if counted is None:
+        return of_KBT.mean(-1)
+    counted_BT = counted.reshape(len(counted), -1)
+    return torch.where(counted_BT, of_KBT, 0).sum(-1) / counted_BT.sum(-1)
 
 
 def _shares_below(read: ReadModule, example: Example, value_biases: str, seed: int) -> Iterator[list[float]]:
@@ -200,14 +235,16 @@ def _interval(name: str, values_B: Tensor, resamples: int) -> dict[str, float]:
 
 
 def digest(table: pd.DataFrame) -> str:
-    """Mass, error and loss by length, mean over seeds, for a terminal."""
+    """Mass, error, loss and divergence by length, mean over seeds, for a terminal."""
     lengths, constant = table[table.part == "length"], table[table.part == "constant"]
     mean = lengths.astype({"path_length": int}).groupby(["weights", "of", "path_length"], sort=False)
-    printed = mean[["num_paths", *MEASURED]].mean().dropna(axis=1, how="all").map("{:.3g}".format)
+    printed = mean[list(PRINTED)].mean().dropna(axis=1, how="all").map("{:.3g}".format)
     alone = constant.groupby(["weights", "of"], sort=False)[["mass", "share"]].mean().map("{:.3g}".format)
     of_constant = "" if alone.empty else f"the part that depends on no input\n{alone.to_string()}\n"
+    needed = lengths.groupby(["weights", "of"], sort=False)[list(NEEDED)].mean().map("{:.3g}".format)
     return (
         f"sums of all paths by length (mean of {table.num_sequences.iloc[0]} sequences)\n{printed.to_string()}\n"
+        f"first length from which the error is below 5, 1 and .1 %\n{needed.to_string()}\n"
         f"{of_constant}largest remainder of the exact sums: {table.remainder.max():.1e}"
     )
 
@@ -247,11 +284,23 @@ ROWS = {
             "targets.",
             "accuracy_upto": "Accuracy of the same; nan without targets.",
             EXCESS: "loss_upto of a sequence minus its whole loss (nats per scored token); nan without targets.",
+            "kl_upto": "sum_c p_c log(p_c / q_c): Kullback-Leibler divergence of the softmax p of the output from that "
+            "of S_0 + ... + S_k (nats, mean over tokens); nan for an output that is no logits, as the next three.",
+            "agreement_upto": "Share of tokens for which both have the same most likely class.",
+            "settled_upto": "Share of tokens whose divergence is below .01 nats from k on.",
+            "loss_settled_upto": "Share of scored tokens whose loss is within .01 nats of their whole one from k on: "
+            "what a mean loss, in which errors of both signs cancel, does not tell; nan without targets.",
         }
     ),
     "below_floor": "Share of the first 16 sequences, fewer for large modules, whose S_k is no more than rounding "
     "(rankbench.measures.rounding).",
     "error_below_floor": "1 where error_upto is at most ten remainders, as at the largest length, else 0.",
+    **_with_interval(
+        {
+            name: f"First k from which error_upto is below {most:g}, mean over sequences."
+            for name, most in NEEDED.items()
+        }
+    ),
     "remainder": "Largest ||X - sum_k S_k|| / ||X|| of a batch.",
     "whole_loss": "Loss of the output; nan without targets.",
     "whole_accuracy": "Accuracy of the output; nan without targets.",

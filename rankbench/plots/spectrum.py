@@ -11,16 +11,17 @@ PANELS = {
     "mass": ("sum $S_k$ of all paths of k heads", r"mass $\|S_k\|_F/\|X\|_F$"),
     "error_upto": ("all longer paths left out", r"$\|X - \sum_{j\leq k} S_j\|_F/\|X\|_F$"),
     "loss_upto": ("read out: paths of up to k heads", "loss (nats per token)"),
+    "kl_upto": ("their distance from the whole network", "divergence (nats per token)"),
 }
-
+ABOUT_X = ("mass", "error_upto")
 
 KINDS = {"states": "X: last states", "logits": "X: logits less their mean", "output": "X: output"}
 
 
 @styled
 def draw_spectrum(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
-    """Mass and error by path length of the first kind of X in the table, and the loss of the output; a line for each
-    kind of weights. A dotted level is the part of X that depends on no input.
+    """Mass and error by path length of the first kind of X in the table, and loss and divergence of the output; a line
+    for each kind of weights. A dotted level is the part of X that depends on no input.
 
     Of one seed, the band is the 95 % bootstrap interval over sequences.
     """
@@ -28,8 +29,8 @@ def draw_spectrum(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
     table = table[table.of == first]
     drawn = [name for name in PANELS if not table[name].isna().all()]
     lengths = {name: table[table.part == "length"] for name in drawn}
-    if "error_upto" in drawn:  # the other errors are rounding alone
-        lengths["error_upto"] = lengths["error_upto"][lengths["error_upto"].error_below_floor == 0]
+    for name in {"error_upto", "kl_upto"} & set(drawn):  # the others are rounding alone
+        lengths[name] = lengths[name][lengths[name].error_below_floor == 0]
     wide = [name for name, rows in lengths.items() if is_wide(rows[name][rows[name] > 0])]
     figure, grid, facets = grid_of(table, facet, len(drawn), share_y=False)
     for row, (label, of_facet) in zip(grid, facets, strict=True):
@@ -54,6 +55,6 @@ def draw_spectrum(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
                 axes.axhline(0.05, color=GREY, linewidth=1, linestyle="--", label="5 % of X")
             axes.set_title(title(heading, label))
             whole_numbers(axes, "path length k (heads)")
-            axes.set_ylabel(ylabel if name == "loss_upto" else f"{ylabel}\n{KINDS[first]}")
+            axes.set_ylabel(f"{ylabel}\n{KINDS[first]}" if name in ABOUT_X else ylabel)
     legend(figure, grid)
     return figure

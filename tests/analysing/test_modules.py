@@ -201,6 +201,13 @@ def test_spectrum_against_single_forward_passes(language, ids):
     assert row.excess_loss_upto == pytest.approx((pairs[0] - pairs[1]).mean(), rel=1e-10)
     tolerance = 0.1 * (ends.high - ends.low)  # of percentiles of 2000 and 4000 resamples
     assert (row.excess_loss_upto_low, row.excess_loss_upto_high) == pytest.approx(tuple(ends), abs=tolerance)
+    distributions = zero.log_softmax(-1), logits.log_softmax(-1)
+    divergence = F.kl_div(*distributions, reduction="none", log_target=True).sum(-1)
+    assert row.kl_upto == pytest.approx(divergence.mean().item(), rel=1e-9)
+    assert row.agreement_upto == pytest.approx((zero.argmax(-1) == logits.argmax(-1)).double().mean().item())
+    assert table[["agreement_upto", "settled_upto", "loss_settled_upto"]].iloc[-1].tolist() == [1, 1, 1]
+    assert (table.settled_upto.diff().dropna() >= 0).all() and table.settled_upto.iloc[0] < 1
+    assert row.k95 <= row.k99 <= row.k999 <= 3 and (table.k95 == row.k95).all()
 
 
 def frozen_norm(norm, y, x):
