@@ -151,10 +151,13 @@ def digest(table: pd.DataFrame) -> str:
     networks = table[table.of != "head"]
     error = networks.groupby(["weights", "evaluation"], sort=False).error.mean()
     errors = f"error, {mean_of_seeds(table.seed.nunique())}\n{error.round(4).to_string()}\n" if len(error) else ""
-    heads = table[table.of == "head"]
-    measured = heads.groupby(["weights", "layer", "matrix"], sort=False)[["angle", "effective_rank", "frobenius_norm"]]
+    medians = ""
+    if len(heads := table[table.of == "head"]):
+        of_layers = heads.groupby(["weights", "layer", "matrix"], sort=False)
+        measured = of_layers[["angle", "effective_rank", "frobenius_norm"]].median()
+        medians = f"heads, medians\n{measured.round(2).to_string()}"
     bounds = [f"{name} {table[name].iloc[0]:.4f}" for name in table if name.startswith("bound_")]
-    lines = [f"{errors}heads, medians\n{measured.median().round(2).to_string()}", ", ".join(bounds)]
+    lines = [errors + medians, ", ".join(bounds)]
     return "\n".join(filter(None, lines))
 
 

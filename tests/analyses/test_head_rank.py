@@ -236,6 +236,8 @@ def test_errors_by_examples_of_regression_in_context(network):
         "averaging",
     }
     assert len(ANALYSES["head_rank"].figure(with_who(table, **subject.who), None, None).axes) == 2
+    errors_alone = with_who(head_rank.table(subject, dataclasses.replace(OPTIONS, heads=0)), **subject.who)
+    assert "least squares" in head_rank.digest(errors_alone) and "medians" not in head_rank.digest(errors_alone)
 
 
 def test_bounds_stand_where_they_apply_and_heads_are_above_them(network, model_config):
