@@ -90,6 +90,7 @@ def test_the_first_comment_is_the_command_and_its_cost(name):
 
 def test_presets_on_a_given_network():
     assert [name for name, preset in described().items() if preset.of_given_network] == [
+        "atlas",
         "dong_fig2_checkpoints",
         "spectrum",
     ]

@@ -108,7 +108,8 @@ class Claim:
     across: compares the configurations of a sweep, so it is judged once on all of them together.
     along: compares the values of this swept key, so it is judged once for each value of the other keys.
     exists: says that there is such a network; an example makes it held, and the lack of one leaves it undecided.
-    repeats: `seed` or `step`, the column of repeated measurements; steps without a measurement are left out.
+    repeats: the column of repeated measurements, `seed`, `step` or `checkpoint`; steps and checkpoints without a
+        measurement are left out.
     floor: the column that is above 0 where rounding makes a row's numbers; a verdict says how many rows these are.
     sourced: whether the source states the threshold, or it is the 1 at which a ratio turns round. A threshold of 0 is
     the sign of a difference; all others are ours.

@@ -183,7 +183,7 @@ def _judge(claim: Claim, rows: pd.DataFrame) -> Judgement:
         values = [claim.measure(rows_of_repeat) for _, rows_of_repeat in rows.groupby(claim.repeats)]
     except NotMeasurable as error:
         return Judgement(UNDECIDED, reason=str(error))
-    if claim.repeats == "step" and np.isfinite(values).any():
+    if claim.repeats != "seed" and np.isfinite(values).any():
         values = [value for value in values if math.isfinite(value)]
     if not np.isfinite(values).all():
         return Judgement(UNDECIDED, num_repeats=len(values), reason=f"not measurable in every {claim.repeats}")

@@ -1,0 +1,108 @@
+"""Claims on which paths public checkpoints need, from their path-length spectra (table `spectrum`).
+
+Each network counts once; one that does not have the number is left out. They speak of the last states, where the
+module tells them. k95, k99 and k999 are the lengths from which on less than 5, 1 and .1 % of the states are missing.
+"""
+
+import math
+from functools import partial
+
+import numpy as np
+import pandas as pd
+
+from rankbench.judging.claim import Claim, Control, NotMeasurable, above, within
+
+SOURCE = "rankbench, experiment=atlas"
+KINDS = ("states", "logits", "output")
+# A tail exp(-k^2 / s), of whatever width s, has a second factor of ten that costs 1.30 times less than the first.
+TAIL = math.log(1.25)
+MOST_TOKENS = 0.9
+
+
+def _lengths(rows: pd.DataFrame, weights: str = "trained") -> pd.DataFrame:
+    """The rows of lengths of one kind of weights, about the states, by length."""
+    of = next(kind for kind in KINDS if kind in set(rows.of))
+    chosen = rows[(rows.of == of) & (rows.part == "length") & (rows.weights == weights)]
+    if chosen.empty:
+        raise NotMeasurable(f"no {weights} weights")
+    return chosen.sort_values("path_length")
+
+
+def _crossing(lengths: pd.DataFrame, error: float) -> float:
+    """The length at which the error falls below this one for good, between two lengths on a logarithmic scale; nan if
+    it does so before the first head or not until all paths are summed."""
+    above_it = np.flatnonzero(lengths.error_upto >= error)
+    after = lengths.iloc[above_it[-1] + 1 :] if len(above_it) else lengths[:0]
+    if after.empty or after.iloc[0].error_below_floor:
+        return math.nan
+    last = lengths.iloc[above_it[-1]]
+    fall = math.log(last.error_upto / after.iloc[0].error_upto)
+    return last.path_length + math.log(last.error_upto / error) / fall
+
+
+def _second_over_first(rows: pd.DataFrame) -> float:
+    """log of the lengths from an error of .01 to .001 over those from .1 to .01."""
+    first, second, third = (_crossing(_lengths(rows), error) for error in (0.1, 0.01, 0.001))
+    return math.log((third - second) / (second - first))
+
+
+def _tokens_behind_mean(rows: pd.DataFrame) -> float:
+    """Lengths from the first with a mean loss within .01 nats of the whole one to the first from which on nine tokens
+    in ten are within .01 nats of theirs."""
+    lengths = _lengths(rows)
+    mean, tokens = lengths.excess_loss_upto.abs() < 0.01, lengths.loss_settled_upto >= MOST_TOKENS
+    return lengths.path_length[tokens].min() - lengths.path_length[mean].min()
+
+
+def _has_targets(rows: pd.DataFrame) -> bool:
+    return bool(rows.loss_settled_upto.notna().any())
+
+
+def _is_trained(rows: pd.DataFrame) -> bool:
+    return {"trained", "initialised"} <= set(rows.weights)
+
+
+def _trained_over_fresh(rows: pd.DataFrame) -> float:
+    """log of k99 of the trained weights over that of the fresh ones, each at least 1."""
+    trained, fresh = (max(_lengths(rows, weights).k99.iloc[0], 1.0) for weights in ("trained", "initialised"))
+    return math.log(trained / fresh)
+
+
+_of_networks = partial(
+    Claim, source=SOURCE, table="spectrum", why_untrained=None, across=True, repeats="checkpoint", since="2026-11-27"
+)
+
+CLAIMS: dict[str, Claim] = {
+    "atlas_tail": _of_networks(
+        statement="The error that is left falls geometrically with length: the factor of ten from .01 to .001 costs as "
+        "many heads as that from .1 to .01 (log of the ratio; within a factor of 1.25 to either side, threshold: ours, "
+        "below the 1.30 of a Gaussian tail).",
+        measure=_second_over_first,
+        claimed=within(TAIL),
+        applies=_is_trained,
+        control=Control.beyond(
+            "errors with a Gaussian tail",
+            error_upto="exp(-8 * (path_length / path_length.max()) ** 2)",
+            error_below_floor=0.0,
+        ),
+    ),
+    "atlas_tokens_behind_mean": _of_networks(
+        statement="The mean loss is within .01 nats of the whole network's before nine tokens in ten are within .01 "
+        "nats of theirs: errors of tokens cancel in the mean (heads by which the tokens come later).",
+        measure=_tokens_behind_mean,
+        claimed=above(0.0),
+        applies=lambda rows: _is_trained(rows) and _has_targets(rows),
+        control=Control.beyond("tokens that are all close from the start", loss_settled_upto=1.0),
+    ),
+    "atlas_training_lengthens": _of_networks(
+        statement="Trained weights need longer paths than fresh ones of the checkpoint's own standard deviation, which "
+        "decides this (log of the ratio of k99).",
+        measure=_trained_over_fresh,
+        claimed=above(0.0),
+        applies=_is_trained,
+        control=Control(
+            "the two kinds of weights exchanged",
+            lambda rows: rows.replace({"weights": {"trained": "initialised", "initialised": "trained"}}),
+        ),
+    ),
+}
