@@ -179,6 +179,8 @@ def _controlled(claim: Claim, rows: pd.DataFrame) -> Judgement:
 def _judge(claim: Claim, rows: pd.DataFrame) -> Judgement:
     if rows.empty:
         return Judgement(UNDECIDED, reason="there are no such rows")
+    if claim.repeats not in rows:
+        return Judgement(UNDECIDED, reason=f"this needs a sweep over {claim.repeats}")
     try:
         values = [claim.measure(rows_of_repeat) for _, rows_of_repeat in rows.groupby(claim.repeats)]
     except NotMeasurable as error:

@@ -20,13 +20,15 @@ KINDS = {"states": "X: last states", "logits": "X: logits less their mean", "out
 
 @styled
 def draw_spectrum(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
-    """Mass and error by path length of the first kind of X in the table, and loss and divergence of the output; a line
-    for each kind of weights. A dotted level is the part of X that depends on no input.
+    """Mass and error by path length of the first kind of X that each run has, and loss and divergence of the output; a
+    line for each kind of weights. A dotted level is the part of X that depends on no input.
 
     Of one seed, the band is the 95 % bootstrap interval over sequences.
     """
-    first = next(kind for kind in KINDS if kind in set(table.of))
-    table = table[table.of == first]
+    order = table.of.map(list(KINDS).index)
+    table = table[order == order.groupby(table.run).transform("min")]
+    (about, *others) = [KINDS[kind] for kind in KINDS if kind in set(table.of)]
+    about = "X: states, else output" if others else about
     drawn = [name for name in PANELS if not table[name].isna().all()]
     lengths = {name: table[table.part == "length"] for name in drawn}
     for name in {"error_upto", "kl_upto"} & set(drawn):  # the others are rounding alone
@@ -49,12 +51,14 @@ def draw_spectrum(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
                 constant = of_facet[(of_facet.part == "constant") & (of_facet.weights == weights)]
                 if name == "mass" and (constant.mass > 0).any():
                     level(axes, constant, "mass", f"depends on no input, {kind}", colour_of(number), "-.")
-            if name in wide:  # in every row
+            if rows[name].isna().all():
+                axes.text(0.5, 0.5, "none", ha="center", va="center", transform=axes.transAxes)
+            elif name in wide:  # in every row
                 axes.set_yscale("log")
             if name == "error_upto":
                 axes.axhline(0.05, color=GREY, linewidth=1, linestyle="--", label="5 % of X")
             axes.set_title(title(heading, label))
             whole_numbers(axes, "path length k (heads)")
-            axes.set_ylabel(f"{ylabel}\n{KINDS[first]}" if name in ABOUT_X else ylabel)
+            axes.set_ylabel(f"{ylabel}\n{about}" if name in ABOUT_X else ylabel)
     legend(figure, grid)
     return figure

@@ -77,6 +77,11 @@ def test_a_network_whose_longest_paths_remove_the_error_has_no_tail_and_does_not
     assert verdict["outcome"] == "undecided" and verdict["reason"].startswith("fewer than 3 checkpoints")
 
 
+def test_one_network_is_not_judged():
+    (verdict,) = judge("atlas_tail", table().drop(columns="checkpoint"))
+    assert (verdict["outcome"], verdict["reason"]) == ("undecided", "this needs a sweep over checkpoint")
+
+
 @pytest.mark.parametrize(("lag", "wanted"), [(2, "held"), (0, "undecided"), (-1, "failed")])
 def test_tokens_come_later_than_their_mean(lag, wanted):
     assert outcome("atlas_tokens_behind_mean", networks(lag=lag)) == (wanted, lag)

@@ -17,6 +17,7 @@ from rankbench.plots.marks import BELOW, FLOOR, spread
 from rankbench.plots.observed import draw_observed_weights
 from rankbench.plots.paths import SCHEMES
 from rankbench.plots.residual import AFTER_ALL
+from rankbench.plots.spectrum import draw_spectrum
 from rankbench.plots.training import draw_metrics
 from rankbench.runs.tables import mean_and_spread, read_table, write_table
 
@@ -421,6 +422,25 @@ def test_a_title_is_no_wider_than_its_panel():
         figure.get_layout_engine().execute(figure)
         for axes in panels:
             assert axes.title.get_window_extent().width <= axes.get_window_extent().width + 1
+
+
+def test_each_network_of_a_spectrum_shows_the_first_kind_that_it_has():
+    rows = [
+        {"run": run, "of": of, "path_length": k, "mass": 2.0**-k, "error_upto": 2.0**-k, "loss_upto": loss}
+        for run, kinds, loss in (("one", ("states", "output"), 1.0), ("two", ("output",), np.nan))
+        for of in kinds
+        for k in range(3)
+    ]
+    table = pd.DataFrame(rows).assign(seed=0, weights="trained", part="length", below_floor=0, error_below_floor=0)
+    table = table.assign(checkpoint=table.run, whole_loss=table.loss_upto, kl_upto=np.nan)
+    table = table.assign(
+        **{f"{x}_{end}": table[x] for x in ("mass", "error_upto", "loss_upto") for end in ("low", "high")}
+    )
+    axes = draw_spectrum(table, facet="checkpoint").axes
+    assert len(axes) == 6 and [len(panel.texts) for panel in axes] == [0, 0, 0, 0, 0, 1]
+    assert axes[5].texts[0].get_text() == "none" and "states, else output" in axes[0].get_ylabel()
+    alone = draw_spectrum(table[table.run == "one"], facet="checkpoint").axes
+    assert "last states" in alone[0].get_ylabel() and len(alone[0].lines[0].get_xdata()) == 3
 
 
 @pytest.mark.parametrize("steps", [999, 2345, 36_000, 200_000])
