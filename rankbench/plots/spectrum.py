@@ -53,6 +53,7 @@ def draw_spectrum(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
                     level(axes, constant, "mass", f"depends on no input, {kind}", colour_of(number), "-.")
             if rows[name].isna().all():
                 axes.text(0.5, 0.5, "none", ha="center", va="center", transform=axes.transAxes)
+                axes.set_yticks([])
             elif name in wide:  # in every row
                 axes.set_yscale("log")
             if name == "error_upto":
