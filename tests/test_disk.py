@@ -173,8 +173,7 @@ def test_a_command_on_a_full_disk_ends_in_one_line_and_goes_on(tmp_path, file_si
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 def test_an_output_on_a_full_disk_is_one_line(tmp_path):
     command = [sys.executable, "-m", "rankbench", "--help"]
-    here = str(Path(rankbench.training.loop.__file__).parents[2])
-    environment = os.environ | {"PYTHONPATH": here, "HYDRA_FULL_ERROR": "0"}
+    environment = os.environ | {"PYTHONPATH": str(Path(rankbench.training.loop.__file__).parents[2])}
     with open("/dev/full", "w") as full:
         failed = subprocess.run(command, cwd=tmp_path, env=environment, stdout=full, stderr=subprocess.PIPE, text=True)
     assert failed.returncode == 1

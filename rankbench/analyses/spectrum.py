@@ -29,6 +29,7 @@ from rankbench.measures.partial_outputs import beside_whole, first_within, stays
 from rankbench.model.modules import Example
 from rankbench.plots.spectrum import draw_spectrum
 from rankbench.progress import counted
+from rankbench.runs.tables import as_float
 from rankbench.seeds import generator_for
 from rankbench.tape import Sums, Tape
 from rankbench.tasks.task import is_scored
@@ -90,13 +91,17 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
             for name in NEEDED:
                 same |= _interval(name, values.numbers[name][0][defined_B], options.resamples)
             axes: dict[str, Any] = {"weights": weights, "of": kind}
+            rounding = max(
+                values.numbers["kl_upto"][-1].mean().item(), values.unit
+            )  # with all paths nothing else is left
             for length, count in enumerate(num_paths):
-                row = axes | {"part": "length", "path_length": length, "num_paths": float(count)}
+                row = axes | {"part": "length", "path_length": length, "num_paths": as_float(count)}
                 row |= {"below_floor": below[kind][length]}
                 for name in MEASURED:
                     among = defined_B if name in RELATIVE else ...
                     row |= _interval(name, values.numbers[name][length][among], options.resamples)
                 row["error_below_floor"] = float(row["error_upto"] <= REMAINDERS_OF_ROUNDING * values.remainder)
+                row["kl_below_floor"] = float(row["kl_upto"] <= REMAINDERS_OF_ROUNDING * rounding)
                 rows.append(row | same)
             if "constant_mass" in values.numbers:
                 row = axes | {"part": "constant"}
@@ -109,11 +114,12 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
 
 class _Values(NamedTuple):
     """Of one kind of X: numbers of each length and sequence, (K, B), or of each sequence, (1, B); the largest
-    remainder; the kinds of frozen parts in their order."""
+    remainder; the kinds of frozen parts in their order; the machine epsilon of X."""
 
     numbers: dict[str, Tensor]
     remainder: float
     frozen: dict[str, None]
+    unit: float
 
 
 def _values(
@@ -123,6 +129,7 @@ def _values(
     parts: dict[str, dict[str, list[Tensor]]] = {}
     remainders: dict[str, float] = {}
     frozen: dict[str, dict[str, None]] = {}
+    units: dict[str, float] = {}
     num_paths: list[int] = []
     has_constant = read.upto is None
     for chunk, tape in counted(
@@ -140,12 +147,13 @@ def _values(
             numbers = parts.setdefault(kind, {})
             for name, values in _numbers(read, kind, sums, chunk, len(num_paths), constants.get(kind)).items():
                 numbers.setdefault(name, []).append(values)
+            units[kind] = torch.finfo(sums.state_BND.dtype).eps
             remainders[kind] = max(remainders.get(kind, 0.0), sums.remainder)
             frozen.setdefault(kind, {}).update(dict.fromkeys(part.kind for part in sums.frozen))
     joined = {}
     for kind, numbers in parts.items():
         whole = {name: torch.cat(part, -1).double().cpu() for name, part in numbers.items()}
-        joined[kind] = _Values(whole, remainders[kind], frozen[kind])
+        joined[kind] = _Values(whole, remainders[kind], frozen[kind], units[kind])
     for of_kind in joined.values():  # whatever X is, the loss is that of the output
         of_kind.numbers.update({name: joined["output"].numbers[name] for name in (*SCORED, *WHOLE, *BESIDE)})
         of_kind.numbers[EXCESS] = of_kind.numbers["loss_upto"] - of_kind.numbers["whole_loss"]
@@ -295,6 +303,7 @@ ROWS = {
     "below_floor": "Share of the first 16 sequences, fewer for large modules, whose S_k is no more than rounding "
     "(rankbench.measures.rounding).",
     "error_below_floor": "1 where error_upto is at most ten remainders, as at the largest length, else 0.",
+    "kl_below_floor": "1 where kl_upto is at most ten times its rounding, which it is at the largest length, else 0.",
     **_with_interval(
         {
             name: f"First k from which error_upto is below {most:g}, mean over sequences."

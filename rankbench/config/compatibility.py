@@ -55,7 +55,8 @@ def _check_model(model: ModelConfig) -> None:
             model, "norm_scale", "model.norm=none has no norm to scale; set model.norm=pre, or model.norm_scale=none"
         )
     if model.weight_norm == "sigma":
-        zero = {"values": model.values == "zero", "init_gain": not model.init_gain, "mlp_gain": not model.mlp_gain}
+        zero = {"values": model.values == "zero", "init_gain": not model.init_gain}
+        zero |= {"mlp_gain": model.mlp and not model.mlp_gain}
         for name in filter(zero.get, zero):
             _refuse(model, name, "model.weight_norm=sigma divides by spectral norms, which would be 0; use none")
     _check_streams(model)

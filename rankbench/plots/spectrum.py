@@ -14,6 +14,7 @@ PANELS = {
     "kl_upto": ("their distance from the whole network", "divergence (nats per token)"),
 }
 ABOUT_X = ("mass", "error_upto")
+FLOORS = {"error_upto": "error_below_floor", "kl_upto": "kl_below_floor"}
 
 KINDS = {"states": "X: last states", "logits": "X: logits less their mean", "output": "X: output"}
 
@@ -31,8 +32,9 @@ def draw_spectrum(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
     about = "X: states, else output" if others else about
     drawn = [name for name in PANELS if not table[name].isna().all()]
     lengths = {name: table[table.part == "length"] for name in drawn}
-    for name in {"error_upto", "kl_upto"} & set(drawn):  # the others are rounding alone
-        lengths[name] = lengths[name][lengths[name].error_below_floor == 0]
+    for name, floor in FLOORS.items():  # the others are rounding alone
+        if name in drawn:
+            lengths[name] = lengths[name][lengths[name][floor] == 0]
     wide = [name for name, rows in lengths.items() if is_wide(rows[name][rows[name] > 0])]
     figure, grid, facets = grid_of(table, facet, len(drawn), share_y=False)
     for row, (label, of_facet) in zip(grid, facets, strict=True):

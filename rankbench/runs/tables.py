@@ -53,12 +53,13 @@ def with_who(table: pd.DataFrame, **who: str | int) -> pd.DataFrame:
 def write_table(table: pd.DataFrame, path: Path) -> None:
     """Write atomically, with all the digits that a float64 needs to be read back unchanged. A column with an integer of
     more than 64 bits, such as a number of paths, is written as floats; inf beyond their range."""
-    floats = {name: table[name].map(_as_float) for name in table if _has_huge(table[name])}
+    floats = {name: table[name].map(as_float) for name in table if _has_huge(table[name])}
     write_text(path, table.assign(**floats).to_csv(index=False, lineterminator="\n"))
 
 
-def _as_float(value: Any) -> float:
-    return math.nan if pd.isna(value) else float(str(value))  # inf, where float(value) is an OverflowError
+def as_float(value: Any) -> float:
+    """The nearest float: nan for no value, inf for an integer beyond all floats."""
+    return math.nan if pd.isna(value) else float(str(value))
 
 
 def _has_huge(column: pd.Series) -> bool:

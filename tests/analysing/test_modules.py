@@ -207,6 +207,7 @@ def test_spectrum_against_single_forward_passes(language, ids):
     assert row.agreement_upto == pytest.approx((zero.argmax(-1) == logits.argmax(-1)).double().mean().item())
     assert table[["agreement_upto", "settled_upto", "loss_settled_upto"]].iloc[-1].tolist() == [1, 1, 1]
     assert (table.settled_upto.diff().dropna() >= 0).all() and table.settled_upto.iloc[0] < 1
+    assert table.kl_below_floor.tolist() == [0, 0, 0, 1] and table.kl_upto.iloc[2] > 1e-13
     assert row.k95 <= row.k99 <= row.k999 <= 3 and (table.k95 == row.k95).all()
 
 

@@ -92,6 +92,7 @@ def test_a_letter_that_the_terminal_does_not_know_is_printed_by_its_number(tmp_p
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
     monkeypatch.setattr(sys, "argv", ["rankbench", "train", "--help", "model"])
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")  # the command sets it, and the next tests must not see that
     cli.main()
     assert b"model.layers" in written.getvalue()
 
