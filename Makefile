@@ -6,14 +6,14 @@ TWO := -n 2 --dist worksteal
 STAMP := .venv/.setup-stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo laptop paper card test test-slow test-gpu test-extras test-slurm test-lowest campaigns lint types format smoke docs site wheel clean
+.PHONY: help setup demo laptop paper card test test-further test-slow test-gpu test-extras test-slurm test-lowest campaigns lint types format smoke docs site wheel clean
 
 # One thread a process: two pytest workers with spinning thread pools slow each other down many times over.
-test test-slow test-extras test-slurm campaigns smoke wheel: export OMP_NUM_THREADS = 1
-test test-slow test-extras test-slurm campaigns smoke wheel: export MKL_NUM_THREADS = 1
-test test-slow test-extras test-slurm campaigns smoke wheel: export OMP_WAIT_POLICY = PASSIVE
+test test-further test-slow test-extras test-slurm campaigns smoke wheel: export OMP_NUM_THREADS = 1
+test test-further test-slow test-extras test-slurm campaigns smoke wheel: export MKL_NUM_THREADS = 1
+test test-further test-slow test-extras test-slurm campaigns smoke wheel: export OMP_WAIT_POLICY = PASSIVE
 # The tests start hundreds of commands. Each would compile the package again if the environment set this.
-test test-slow test-extras test-slurm campaigns smoke wheel: export PYTHONDONTWRITEBYTECODE =
+test test-further test-slow test-extras test-slurm campaigns smoke wheel: export PYTHONDONTWRITEBYTECODE =
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -39,9 +39,12 @@ MINUTES ?= 13
 card: setup ## on a machine with a GPU: its tests, the benchmarks' record and what fits of the presets, in MINUTES
 	$(BIN)/python -m rankbench.commands.card $(MINUTES)
 
-test: setup ## run the test suite, without the slow tests
+test: setup ## run the test suite: of a test with many cases four, and no slow tests
 	$(BIN)/pytest $(TWO) -m 'pretend and not slow and not gpu' tests/test_device.py
 	$(BIN)/pytest $(TWO)
+
+test-further: setup ## run the other cases of the tests that have many
+	$(BIN)/pytest $(TWO) -m further
 
 test-slow: setup ## run the slow tests
 	$(BIN)/pytest $(TWO) -m 'slow and pretend and not gpu' tests/test_device.py

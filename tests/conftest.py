@@ -6,6 +6,7 @@ import gc
 import html
 import io
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 
 import pandas as pd
@@ -24,6 +25,9 @@ from rankbench.model.transformer import Transformer
 from rankbench.plots.figure import Layout
 from rankbench.tasks import Batch, Task, build_task
 
+ALWAYS = 4  # cases of a test that always run
+APART = {"slow", "smoke", "pretend", "slurm", "gpu"}  # marks of tests that `make test` does not run with the others
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Hide every GPU, also from the commands that tests start, unless the tests of one are asked for: `-m gpu`.
@@ -35,6 +39,20 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     gc.disable()  # until all is imported
     os.fsync = lambda _: None  # no folder of a test has to outlive a power cut; tests/power_cuts.py watches the calls
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the cases of a test beyond ALWAYS, spread evenly, as `further`: `make test` stays below five minutes."""
+    functions = defaultdict(list)
+    for item in items:
+        if not APART & {mark.name for mark in item.iter_markers()}:
+            functions[item.nodeid.partition("[")[0]].append(item)
+    for cases in functions.values():
+        always = {number * (len(cases) - 1) // (ALWAYS - 1) for number in range(ALWAYS)}
+        for number, case in enumerate(cases):
+            if len(cases) > ALWAYS and number not in always:
+                case.add_marker("further")
 
 
 def pytest_collection_finish() -> None:
