@@ -151,12 +151,11 @@ def _run(command: str, words: list[str]) -> None:
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let Hydra hand us its exceptions instead of printing them
     parser = get_args_parser()
-    options = "options are -m, --cfg job, --info defaults, --help"
-    parser.error = lambda message: refuse(command, f"{message}; {options}")  # type: ignore[method-assign]  # of Hydra
+    hint = "options are -m, --cfg job, --info defaults, --help"
+    parser.error = lambda message: refuse(command, f"{message}; {hint}")  # type: ignore[method-assign]  # of Hydra
     with refusing(command):
-        # argparse accepts positional words only in one consecutive block
-        words = sorted(as_keys(command, words), key=lambda word: word not in ("-m", "--multirun"))
-        parsed, unknown = parser.parse_known_args(words)
+        words = as_keys(command, words)
+        parsed, unknown = parser.parse_known_intermixed_args(words)
         if wrong := [word for word in unknown if word.startswith("-") or not parsed.help]:
             refuse(command, not_an_option(wrong[0], command))
         for option in ("config_name", "config_path", "experimental_rerun"):  # Hydra's, for programs with one command
@@ -167,11 +166,13 @@ def _run(command: str, words: list[str]) -> None:
                 from rankbench.commands.usage import usage
 
                 return print(usage(command, [*parsed.overrides, *unknown]))
+            options = [word for word in words if word not in parsed.overrides]
+            if parsed.cfg and parsed.multirun:
+                options = [word for word in options if word not in ("-m", "--multirun")]
+                parsed.overrides = _of_first_job(parsed.overrides)
             run = import_module(f"rankbench.commands.{command}").run
             named = _named_after_what_varies(parsed.overrides)
-            first = words.index(parsed.overrides[0]) if parsed.overrides else 0
-            # the record of a run has it; argparse accepts positional words only in one block
-            sys.argv = [f"rankbench {command}", *words[:first], *named, *words[first:]]
+            sys.argv = [f"rankbench {command}", *options, *named, *parsed.overrides]  # the record of a run has it
             if parsed.cfg or parsed.info or parsed.resolve or parsed.hydra_help or parsed.shell_completion:
                 register()
                 return hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=command)(run)()
@@ -189,6 +190,14 @@ def _folder_of_user(parsed: "argparse.Namespace") -> list[str]:
     if any(word.startswith("hydra.searchpath=") for word in parsed.overrides):
         raise ConfigError("hydra.searchpath: holds the folder of --config-dir already; give one of the two")
     return ["hydra.searchpath=['file://{}']".format(folder.replace("'", r"\'"))]
+
+
+def _of_first_job(words: list[str]) -> list[str]:
+    """The words of a sweep's first job."""
+    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    return BasicSweeper.split_arguments(OverridesParser.create().parse_overrides(words), None)[0][0]
 
 
 def _named_after_what_varies(words: list[str]) -> list[str]:

@@ -364,6 +364,14 @@ def test_plus_experiment_equals_experiment(tmp_path):
     assert succeeds("train", "--cfg", "job", at=tmp_path).out != plain
 
 
+def test_the_config_of_a_sweep_is_that_of_its_first_job(tmp_path):
+    first = succeeds("train", "model.layers=3", "model=san", "--cfg", "job", at=tmp_path).out
+    assert "layers: 3" in first
+    assert (
+        succeeds("train", "model.layers=3,2", "-m", "--cfg", "job", "model=san,transformer", at=tmp_path).out == first
+    )
+
+
 # --- analyze ---------------------------------------------------------------------------------------------------------
 
 
