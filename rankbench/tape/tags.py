@@ -24,10 +24,11 @@ class Kind(IntEnum):
 
 
 class Level(IntEnum):
-    """How an activation was made: by linear maps; by a covered elementwise function or product; by a product of two
-    activations that sums over an axis, as scores are; by a function that is not covered; by a softmax."""
+    """How an activation was made: by linear maps; by a product with a frozen factor; by a covered elementwise function;
+    by a product of two activations that sums over an axis, as scores are; by a function that is not covered; by a
+    softmax."""
 
-    LINEAR, GATED, PRODUCT, OTHER, SOFTMAX = range(5)
+    LINEAR, SCALED, GATED, PRODUCT, OTHER, SOFTMAX = range(6)
 
 
 class Role(IntEnum):

@@ -42,7 +42,7 @@ def _glu(seen: Seen) -> Tag | None:
     """a * sigmoid(b) of the two halves, sigmoid(b) frozen."""
     x, axis = seen.args[0], seen.get(1, "dim", -1)
     tag = through(seen, [x], lambda x: x.chunk(2, axis)[0])
-    tag.level = max(Level.GATED, tag.level)
+    tag.level = max(Level.SCALED, tag.level)
     if tag.node is not None:
         gate = x.chunk(2, axis)[1].sigmoid()
         tag.node = seen.node((tag.node,), Scaled(gate), "sigmoid of the second half")

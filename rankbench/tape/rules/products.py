@@ -41,6 +41,10 @@ class Ways(NamedTuple):
 def _mul(seen: Seen) -> Tag | None:
     a, b = seen.args[:2]
     left, right = seen.tag(a), seen.tag(b)
+    for tag, x, other in ((left, b, right), (right, a, left)):
+        is_zero = tag.opaque is not None and isinstance(x, Tensor) and other.kind == Kind.CONSTANT and not x.any()
+        if is_zero:  # a scan's state before the first token
+            return Tag(Kind.CONSTANT)
     # the less linear side is frozen; if both are alike, the left
     if left.has_paths and not (right.has_paths and left.level >= right.level):
         tag = _scaled(seen, a, b, "right factor")
@@ -73,7 +77,10 @@ def _sum(seen: Seen) -> Tag | None:
     (a, b), out = terms, letters.replace(letters[axis], "")
     ways = _ways(a, b, out, dict(zip(letters, whole, strict=True)))
     if ways == Ways():
-        return LINEAR_SUM(seen)
+        if tag.node is None:
+            return LINEAR_SUM(seen)
+        keepdim = bool(seen.get(2, "keepdim"))
+        return _with_frozen_side(seen, *tag.factors, lambda a, b: (a * b).sum(axis, keepdim))
     pairs = (squeezed, squeezed[::-1], squeezed)
     ways = Ways(*(_after(way, first, second, result) for way, (first, second) in zip(ways, pairs, strict=True)))
     return _activations(seen, *tag.factors, ways, lambda: LINEAR_SUM(seen))
@@ -108,7 +115,7 @@ def _scaled(seen: Seen, x: Any, factor: Any, side: str) -> Tag:
     if mixed or carried.opaque is not None or (carried.node is None and other.has_paths):
         return seen.value_only([carried, other], Level.GATED)
     if other.kind == carried.kind == Kind.ACTIVATION:
-        tag.level = max(Level.GATED, min(carried.level, other.level))
+        tag.level = max(Level.SCALED, min(carried.level, other.level))
     if carried.node is not None:
         made_by = "" if other.maker is None else f", of {other.maker}"
         frozen = f"{side}{made_by}" if other.kind == Kind.ACTIVATION else None
@@ -301,19 +308,24 @@ def _as_weighted(way: Layout, side: int) -> Weighted:
 
 
 def _with_frozen_side(seen: Seen, a: Tensor, b: Tensor, multiply: Callable) -> Tag | None:
-    """A product that mixes something other than tokens; the less linear side is frozen, if both are alike the left."""
+    """A product that mixes something other than tokens; the less linear side is frozen, if both are alike the left.
+
+    A side that is a product itself is carried before a linear map of the tokens, because it holds the states: those of
+    a scan, which c reads in c h, or k^T v, which the queries read.
+    """
     left, right = seen.tag(a), seen.tag(b)
     carried = [
         tag.opaque is None and (tag.has_paths or not other.has_paths) for tag, other in ((left, right), (right, left))
     ]
     if not any(carried):
         return seen.value_only([left, right])
-    if carried[0] and not (carried[1] and left.level >= right.level):
+    is_last = [(tag.level != Level.SCALED, tag.level) for tag in (left, right)]
+    if carried[0] and not (carried[1] and is_last[0] >= is_last[1]):
         tag = through(seen, [a], lambda x: multiply(x, b), reads=[b])
-        tag.level = max(Level.GATED, left.level)
+        tag.level = max(Level.SCALED, left.level)
     else:
         tag = through(seen, [b], lambda x: multiply(a, x), reads=[a])
-        tag.level = max(Level.GATED, right.level)
+        tag.level = max(Level.SCALED, right.level)
     tag.mixes, tag.scores, tag.logits, tag.form = False, None, None, ""
     if tag.node is not None:
         frozen = left if tag.node.parents == (right.node,) else right

@@ -1,0 +1,375 @@
+"""Path sums through the residual designs of today, against every path of a tiny network, one by one.
+
+The brute force knows nothing of the tape. A module runs once; then again with everything that depends on the data held
+at the values of that pass, and with some of its heads switched off. What is left is affine in the input and in every
+head by itself, so that inclusion and exclusion over the switches gives the path through each set of heads.
+
+Shapes: B sequence, N token, D width, H head, K head width, S stream, E expert, L layer.
+"""
+
+from functools import partial
+from itertools import product
+from typing import NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from networks_of_others import (
+    MLP,
+    OWN,
+    Attention,
+    B,
+    D,
+    Experts,
+    H,
+    N,
+    Sequence,
+    by_kernel,
+    drawn,
+    heads_of,
+    joined,
+    states,
+    written_out,
+)
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from rankbench.config.keys import ConfigError
+from rankbench.tape import record
+
+# Float64: eps = 2.2e-16. The sum of a length is a difference of 64 outputs, of which it may be a thousandth.
+ROUNDING = 1e-10
+# of the output: a set of heads that no path passes, such as two of one layer, has a sum of rounding
+NO_PATH = 1e-13
+
+# what depends on the data, by function: its result is held, or its result over its argument
+VALUES = ("softmax", "sigmoid", "tanh", "silu", "softplus", "exp", "elu", "topk")
+RATIOS = ("gelu", "relu")
+
+
+class Held(TorchFunctionMode):
+    """Passes of a module: the first keeps what depends on the data; later ones use it, with some heads switched off.
+
+    p: the function whose results (B, H, N, N), or one column wider with sinks, are attention weights. maps: modules
+    whose results are held, too.
+    """
+
+    def __init__(self, p, maps=()):
+        super().__init__()
+        self.p, self.maps = p, [module.weight for module in maps]
+        self.kept, self.numbers, self.num_heads, self.switches = [], None, 0, None
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs, name = kwargs or {}, func.__name__.strip("_").removeprefix("true")
+        if name == "scaled_dot_product_attention":
+            q, k, v = args
+            assert not any(value is not None for value in kwargs.values())
+            return self.weights(lambda: (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)) @ v
+        if name == "layer_norm":
+            x, centred = args[0], args[0] - args[0].mean(-1, keepdim=True)
+            scale = self.held(lambda: (x.var(-1, keepdim=True, correction=0) + kwargs["eps"]).rsqrt())
+            return scale * centred * kwargs["weight"] + kwargs["bias"]
+        if name == self.p and args[0].shape[:3] == (B, H, N):
+            return self.weights(lambda: func(*args, **kwargs))
+        if name in VALUES or (name == "linear" and any(args[1] is weight for weight in self.maps)):
+            return self.held(lambda: func(*args, **kwargs))
+        if name in RATIOS:
+            return args[0] * self.held(lambda: func(*args, **kwargs) / args[0])
+        return func(*args, **kwargs)
+
+    def held(self, make):
+        if self.numbers is None:
+            self.kept.append(make())
+            return self.kept[-1]
+        return self.kept[next(self.numbers)]
+
+    def weights(self, make):
+        p_BHNM, first = self.held(make), self.num_heads
+        self.num_heads += H
+        if self.switches is None:
+            return p_BHNM
+        return p_BHNM * p_BHNM.new_tensor(self.switches[first : first + H])[:, None, None]
+
+    def run(self, module, inputs, switches=None):
+        self.num_heads, self.switches = 0, switches
+        self.numbers = None if switches is None else iter(range(len(self.kept)))
+        with self:
+            return module(**inputs)
+
+
+def every_path(module, inputs, p="softmax", maps=()):
+    """The sum of the paths through each set of heads, (2, .., 2, B, N, D): an axis for each head, 1 if it is passed."""
+    held = Held(p, maps)
+    whole = held.run(module, inputs)
+    num_heads = held.num_heads
+    sums = torch.stack([held.run(module, inputs, switches) for switches in product((0, 1), repeat=num_heads)])
+    sums = sums.unflatten(0, (2,) * num_heads)
+    torch.testing.assert_close(sums[(1,) * num_heads], whole, rtol=0, atol=1e-13 * whole.abs().max().item())
+    for head in range(num_heads):
+        off, on = sums.unbind(head)
+        sums = torch.stack([off, on - off], head)
+    return sums
+
+
+def by_length(sums):
+    """The sum of all paths of each length, and their number."""
+    num_heads = sums.dim() - 3
+    whole = sums.sum(tuple(range(num_heads))).norm()
+    parts, counts = sums.new_zeros(num_heads + 1, *sums.shape[-3:]), [0] * (num_heads + 1)
+    for passed in product((0, 1), repeat=num_heads):
+        parts[sum(passed)] += sums[passed]
+        counts[sum(passed)] += bool(sums[passed].norm() > NO_PATH * whole)
+    longest = max(length for length, count in enumerate(counts) if count)
+    return parts[: longest + 1], counts[: longest + 1]
+
+
+# --- the designs -----------------------------------------------------------------------------------------------------
+
+S = 3
+
+
+class HyperConnection(nn.Module):
+    """Streams around a part, which reads a weighted sum of them and writes to each; a matrix mixes them.
+
+    kind: static (Zhu et al. 2024); dynamic, in which tanh of the normed streams is added to each of these numbers; or
+    doubly_stochastic (Xie et al. 2025): all of them are read from the streams, the matrix by Sinkhorn's steps.
+    streams_first: the products are written with the streams as the left factor.
+    """
+
+    def __init__(self, part, kind, streams_first=False):
+        super().__init__()
+        self.part, self.kind, self.streams_first = part, kind, streams_first
+        self.static = nn.Parameter(torch.zeros(S + 2, S))
+        self.dynamic, self.norm = nn.Linear(S * D, (S + 2) * S), nn.LayerNorm(S * D)
+
+    def numbers(self, x_BNSD):
+        if self.kind == "static":
+            return self.static.expand(*x_BNSD.shape[:2], -1, -1)
+        read = self.dynamic(self.norm(x_BNSD.flatten(-2))).unflatten(-1, (S + 2, S))
+        if self.kind == "dynamic":
+            return self.static + 0.5 * read.tanh()
+        matrix = (self.static[:S] + read[..., :S, :]).exp()
+        for _ in range(20):
+            matrix = matrix / matrix.sum(-2, keepdim=True)
+            matrix = matrix / matrix.sum(-1, keepdim=True)
+        return torch.cat([matrix, (self.static[S:] + read[..., S:, :]).sigmoid()], -2)
+
+    def forward(self, x_BNSD):
+        mix, read, write = self.numbers(x_BNSD).split([S, 1, 1], -2)
+        if self.streams_first:
+            y = self.part(torch.einsum("bnsd,bnrs->bnrd", x_BNSD, read)[..., 0, :])
+            return torch.einsum("bnsd,bnrs->bnrd", x_BNSD, mix) + y[..., None, :] * write.mT
+        y = self.part((read @ x_BNSD)[..., 0, :])
+        return mix @ x_BNSD + write.mT * y[..., None, :]
+
+
+class Streams(nn.Module):
+    """Attention and MLPs with hyper-connections instead of skips."""
+
+    def __init__(self, layers=2, **how):
+        super().__init__()
+        parts = [part for _ in range(layers) for part in (Attention(by_kernel), MLP())]
+        self.parts = nn.ModuleList(HyperConnection(nn.Sequential(nn.LayerNorm(D), part), **how) for part in parts)
+
+    def forward(self, x):
+        x_BNSD = x[:, :, None].expand(-1, -1, S, -1)
+        for part in self.parts:
+            x_BNSD = part(x_BNSD)
+        return x_BNSD.mean(2)
+
+
+class DepthAttention(nn.Module):
+    """Residuals by attention over depth: the input of each part, and the output, is a sum of the embedding and of all
+    parts before, weighted by a softmax of a learned query times their norms."""
+
+    def __init__(self, layers=3):
+        super().__init__()
+        self.parts = nn.ModuleList(part for _ in range(layers) for part in (Attention(by_kernel), MLP()))
+        self.norms = nn.ModuleList(nn.LayerNorm(D) for _ in self.parts)
+        self.queries = nn.Parameter(torch.zeros(len(self.parts) + 1, D))
+
+    def read(self, outputs, query):
+        x_LBND = torch.stack(outputs)
+        weights_LBN = (F.rms_norm(x_LBND, (D,)) @ query).softmax(0)
+        return (weights_LBN[..., None] * x_LBND).sum(0)
+
+    def forward(self, x):
+        outputs = [x]
+        for part, norm, query in zip(self.parts, self.norms, self.queries[:-1], strict=True):
+            outputs.append(part(norm(self.read(outputs, query))))
+        return self.read(outputs, self.queries[-1])
+
+
+class GatedOutput(Attention):
+    """Attention with a sigmoid gate of each number of P v."""
+
+    def __init__(self):
+        super().__init__(by_kernel)
+        self.gate = nn.Linear(D, D)
+
+    def forward(self, x):
+        q, k, v = (heads_of(part(x)) for part in (self.q, self.k, self.v))
+        return self.out(joined(self.mix(q, k, v, None)) * self.gate(x).sigmoid())
+
+
+class ValueResidual(nn.Module):
+    """Layers whose values are mixed with those of the first (Zhou et al. 2024)."""
+
+    def __init__(self, layers=3):
+        super().__init__()
+        self.attentions = nn.ModuleList(Attention(by_kernel) for _ in range(layers))
+        self.norms = nn.ModuleList(nn.LayerNorm(D) for _ in range(layers))
+        self.shares = nn.Parameter(torch.zeros(layers))
+
+    def forward(self, x):
+        first = None
+        for attention, norm, share in zip(self.attentions, self.norms, self.shares, strict=True):
+            q, k, v = (heads_of(part(norm(x))) for part in (attention.q, attention.k, attention.v))
+            first = v if first is None else first
+            v = (1 - share) * v + share * first
+            x = x + attention.out(joined(attention.mix(q, k, v, None)))
+        return x
+
+
+class WithLearnedSinks(Attention):
+    """Attention with a learned logit of each head that takes a share of its rows."""
+
+    def __init__(self):
+        super().__init__(written_out)
+        self.sinks = nn.Parameter(torch.zeros(H, 1, 1))
+
+    def forward(self, x):
+        q, k, v = (heads_of(part(x)) for part in (self.q, self.k, self.v))
+        scores = torch.cat([q @ k.mT / q.shape[-1] ** 0.5, self.sinks.expand(B, -1, N, -1)], -1)
+        return self.out(joined(scores.softmax(-1)[..., :-1] @ v))
+
+
+class NormedQueries(Attention):
+    """Attention whose queries and keys are normed."""
+
+    def __init__(self):
+        super().__init__(written_out)
+        self.norms = nn.ModuleList(nn.LayerNorm(D // H) for _ in range(2))
+
+    def forward(self, x):
+        q, k, v = (heads_of(part(x)) for part in (self.q, self.k, self.v))
+        return self.out(joined(self.mix(self.norms[0](q), self.norms[1](k), v, None)))
+
+
+class RoutedExperts(Experts):
+    """The two best of four experts of each token, which run for their own tokens alone."""
+
+    def forward(self, x):
+        weights, chosen = self.router(x).softmax(-1).topk(2)
+        weights, out = weights / weights.sum(-1, keepdim=True), torch.zeros_like(x)
+        for number, (up, down) in enumerate(zip(self.up, self.down, strict=True)):
+            row, token, place = (chosen == number).nonzero(as_tuple=True)
+            out[row, token] += weights[row, token, place][:, None] * (F.gelu(x[row, token] @ up) @ down)
+        return out
+
+
+class StateSpace(nn.Module):
+    """A selective scan, as in Mamba: h <- exp(-delta rate) h + delta b u for each token, y = c h, gated by silu(z)."""
+
+    def __init__(self, by_einsum=True, size=4):
+        super().__init__()
+        self.by_einsum = by_einsum
+        self.u, self.z, self.delta, self.out = (nn.Linear(D, D) for _ in range(4))
+        self.b, self.c = nn.Linear(D, size), nn.Linear(D, size)
+        self.rate = nn.Parameter(torch.zeros(D, size))
+
+    def forward(self, x):
+        u, z = self.u(x), self.z(x)
+        delta, b, c = F.softplus(self.delta(u)), self.b(u), self.c(u)
+        h, y = u.new_zeros(len(x), *self.rate.shape), []
+        for t in range(x.shape[1]):
+            step = delta[:, t, :, None]
+            h = torch.exp(-step * self.rate.square()) * h + step * b[:, t, None] * u[:, t, :, None]
+            y.append(torch.einsum("bds,bs->bd", h, c[:, t]) if self.by_einsum else (h * c[:, t, None]).sum(-1))
+        return self.out(torch.stack(y, 1) * F.silu(z))
+
+
+class Recurrence(nn.Module):
+    """Linear attention as a recurrence: a state of each head adds k v^T of each token, which the query reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v, self.out = (nn.Linear(D, D) for _ in range(4))
+
+    def forward(self, x):
+        q, k, v = (heads_of(part(x)) for part in (self.q, self.k, self.v))
+        state, y = 0, []
+        for t in range(x.shape[1]):
+            state = state + k[:, :, t, :, None] * v[:, :, t, None, :]
+            y.append(torch.einsum("bhkj,bhk->bhj", state, q[:, :, t]))
+        return self.out(joined(torch.stack(y, 2)))
+
+
+def stack(*parts):
+    return drawn(Sequence(*parts))
+
+
+def with_experts(kind):
+    return stack(*(part for _ in range(2) for part in (Attention(by_kernel), kind())))
+
+
+def hybrid(kind):
+    return stack(Attention(by_kernel), kind(), Attention(by_kernel), kind(), Attention(written_out))
+
+
+class Design(NamedTuple):
+    """module(), its numbers of paths by length, and how `Held` reads it. maps: names of the maps in its scans."""
+
+    module: object
+    num_paths: list
+    p: str = "softmax"
+    maps: tuple = ()
+
+
+AS_IN_REWRITES = ("residual streams", "gated heads", "sinks", "soft-capped logits", "router of experts")
+AS_IN_REWRITES += ("attention beside the MLP",)
+TWO, THREE = [1, 4, 4], [1, 6, 12, 8]  # layers of two heads
+DESIGNS = {
+    "hyper-connections": Design(lambda: drawn(Streams(3, kind="static")), THREE),
+    "hyper-connections, dynamic": Design(lambda: drawn(Streams(kind="dynamic")), TWO),
+    "hyper-connections, dynamic, streams first": Design(
+        lambda: drawn(Streams(kind="dynamic", streams_first=True)), TWO
+    ),
+    "doubly stochastic": Design(lambda: drawn(Streams(kind="doubly_stochastic")), TWO),
+    "doubly stochastic, streams first": Design(
+        lambda: drawn(Streams(kind="doubly_stochastic", streams_first=True)), TWO
+    ),
+    "attention over depth": Design(lambda: drawn(DepthAttention()), THREE),
+    "gated output": Design(lambda: stack(*(GatedOutput() for _ in range(3))), THREE),
+    "value residual": Design(lambda: drawn(ValueResidual()), THREE),
+    "learned sinks": Design(lambda: stack(WithLearnedSinks(), MLP(), WithLearnedSinks()), TWO),
+    "normed queries": Design(lambda: stack(NormedQueries(), MLP(), NormedQueries()), TWO),
+    "routed experts": Design(lambda: with_experts(RoutedExperts), TWO),
+    "state space": Design(lambda: hybrid(StateSpace), THREE, maps=("b", "c")),
+    "state space, product and sum": Design(lambda: hybrid(partial(StateSpace, False)), THREE, maps=("b", "c")),
+    "recurrence": Design(lambda: hybrid(Recurrence), THREE, maps=("q", "k")),
+    **{name: Design(OWN[name].module, TWO) for name in AS_IN_REWRITES},
+    "values of an earlier layer": Design(OWN["values of an earlier layer"].module, [1, 4]),
+    "linear attention": Design(OWN["linear attention"].module, TWO, "div"),
+}
+
+
+@pytest.mark.parametrize("name", DESIGNS)
+def test_the_sums_of_each_length_are_those_of_every_path(name):
+    design = DESIGNS[name]
+    module = design.module()
+    inputs = {"x": states()} if name not in OWN else OWN[name].inputs()
+    scans = [layer for layer in module.modules() if isinstance(layer, (StateSpace, Recurrence))]
+    maps = [getattr(scan, name) for scan in scans for name in design.maps]
+    wanted_KBND, counts = by_length(every_path(module, inputs, design.p, maps))
+    tape = record(module, **inputs)
+    sums = tape.sums()
+    assert counts == design.num_paths == tape.paths().by_length
+    for got_BND, wanted_BND in zip(sums.by_length_KBND, wanted_KBND, strict=True):
+        assert (got_BND - wanted_BND).norm() < ROUNDING * wanted_BND.norm()
+    assert sums.remainder < NO_PATH
+
+
+def test_a_scan_alone_is_refused():
+    with pytest.raises(ConfigError, match="Sequence: made no attention call that the tape knows"):
+        record(stack(StateSpace(), Recurrence()), x=states())
