@@ -416,13 +416,14 @@ SUBJECTS = {
 
 # further subjects, whose tables have the columns that those of SUBJECTS lack
 UNCOUNTED = [*SMALL, "uncounted=[first]"]
+STREAMS = [*SMALL, "model.norm=pre", "model.hyper_connections=free"]
 MODULE = (torch.nn.TransformerEncoderLayer(8, 2, 8, batch_first=True).eval(), torch.rand(3, 4, 8))
 ALONE = ["layers=1", "width=8", "value_width=8", "head_reduction=sum", "skip=false", "mlp=false", "norm=none"]
 NEAREST = ["dimension=8", "points=2", "mode=nearest", "queries=separate", "test_size=5"]
 HEADS_ALONE = ["task=nearest_neighbor", "model=amsel", "model.mask=others"]
 HEADS_ALONE += [*(f"model.{word}" for word in ALONE), *(f"task.{word}" for word in NEAREST)]
 MORE = {
-    "residual": [(UNCOUNTED, {"views": ["without_sinks"]}), (*MODULE, {})],
+    "residual": [(UNCOUNTED, {"views": ["without_sinks"]}), (STREAMS, {}), (*MODULE, {})],
     "paths": [([*UNCOUNTED, "model.positions=none"], FEW), (*MODULE, {})],
     "spectrum": [(UNCOUNTED, {"resamples": 100})],
     "attention": [([*UNCOUNTED, "model.attention=sigmoid"], {})],

@@ -59,4 +59,12 @@ ATTENTION_FLOORS = {
     "attention_relative_noise_floor": "Rounding error of attention_relative_residual.",
     "attention_below_floor": "Share of sequences for which the residual of P is no larger than its rounding error.",
 }
+# Of hyper-connections (rankbench.measures.streams). M is the mixing matrix of the sub-layer, S the number of streams.
+STREAMS = {
+    "stream_residual": "Distance of a token's streams to their mean over their size, 0 to 1, in the Frobenius norm; "
+    "mean over tokens. This column and the next three are of networks with hyper-connections.",
+    "mixing_from_identity": "Spectral norm of M - I.",
+    "mixing_from_mean": "Spectral norm of M - 1 1^T / S, of which 1 is the value for M = I.",
+    "mixing_gain": "Spectral norm of the product of the mixing matrices up to this sub-layer.",
+}
 SPREAD = {"<column>_sd": "Sample standard deviation of <column> over the sequences for which it is defined."}

@@ -20,6 +20,7 @@ from rankbench.analyses.columns import (
     SPREAD,
     STATE_FLOORS,
     STATES,
+    STREAMS,
     VARIANT,
     WEIGHTS,
 )
@@ -29,6 +30,7 @@ from rankbench.measures.by_layer import metrics_by_layer, metrics_in_view, momen
 from rankbench.measures.module_reading import ReadModule
 from rankbench.measures.module_states import layers_of, states_with_floors
 from rankbench.measures.norms import at_least_float32
+from rankbench.measures.streams import streams_by_layer
 from rankbench.measures.token_views import DEFAULT_VIEWS, VIEWS, View
 from rankbench.model.kinds import kinds_of_task
 from rankbench.model.modules import Example
@@ -81,8 +83,13 @@ def _rows_of_networks(subject: Subject, options: Options) -> Iterator[dict[str, 
         generator = generator_for(subject.seed, "rounding")
         row = {"weights": weights, "variant": variant, "view": view.name}
         dtype = str(removed.read_out.weight.dtype).removeprefix("torch.")
+        streams = dict(streams_by_layer(removed, inputs, view.without))
         for axes, values in metrics_by_layer(removed, inputs, generator, view):
-            yield {**row, **axes, "dtype": dtype, **moments(values)}
+            of_mixing: dict[str, float] = {}
+            if (place := (axes["layer"], axes["sublayer"])) in streams:
+                residual_B, of_mixing = streams[place]
+                values = values | {"stream_residual": residual_B}
+            yield {**row, **axes, "dtype": dtype, **moments(values), **of_mixing}
 
 
 @torch.no_grad()
@@ -190,6 +197,7 @@ COLUMNS = {
     "num_undefined": "Number of sequences that lack one metric or more.",
     **ATTENTION,
     **ATTENTION_FLOORS,
+    **STREAMS,
     **SPREAD,
     **OF_CLASSIFIER,
     **SPECIAL_TOKENS,
