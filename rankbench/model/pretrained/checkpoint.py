@@ -57,13 +57,13 @@ def load_checkpoint(path: str, initialised_seed: int) -> Checkpoint:
     global generator is left as it was. ConfigError if transformers, a file or a weight is missing, if a file holds more
     than tensors, or if the model needs code of its own.
     """
-    transformers, source = _transformers(), _source(path)
+    transformers, source = import_transformers(), _source(path)
     folder = Path(path).expanduser()
     if is_local := folder.is_dir():
         _check_files(folder)
     elif not HUB_ID.fullmatch(path):
         raise ConfigError(f"{path}: no such folder; {FETCH}")
-    with _quiet(transformers), torch.random.fork_rng(devices=[]):
+    with quiet(transformers), torch.random.fork_rng(devices=[]):
         try:
             config = transformers.AutoConfig.from_pretrained(**source)
             _check_config(path, config)
@@ -91,7 +91,8 @@ def load_checkpoint(path: str, initialised_seed: int) -> Checkpoint:
     return Checkpoint(name, trained, initialised, reader, no_reader)
 
 
-def _transformers() -> ModuleType:
+def import_transformers() -> ModuleType:
+    """The library; ConfigError, with what to install, where it is missing."""
     try:
         import transformers
     except ImportError as error:
@@ -210,9 +211,9 @@ def _in_one_line(error: Exception) -> str:
 
 def load_tokenizer(path: str) -> Any:
     """The tokenizer of a checkpoint, without its weights. path: a folder, or a name on the hub."""
-    transformers, source = _transformers(), _source(path)
+    transformers, source = import_transformers(), _source(path)
     try:
-        with _quiet(transformers):
+        with quiet(transformers):
             return transformers.AutoTokenizer.from_pretrained(**source)
     except Exception as error:  # as above
         raise ConfigError(f"tokenizer={path}: {_in_one_line(error)}; give a folder with tokenizer.json") from error
@@ -243,7 +244,7 @@ def _image_processor(transformers: ModuleType, source: dict[str, Any], _: Any) -
 
 
 @contextlib.contextmanager
-def _quiet(transformers: ModuleType) -> Iterator[None]:
+def quiet(transformers: ModuleType) -> Iterator[None]:
     """Silence the library's progress bars and reports, and restore them afterwards."""
     logging = transformers.utils.logging
     verbosity, shows_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
