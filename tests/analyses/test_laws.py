@@ -16,6 +16,7 @@ from rankbench.analyses import ANALYSES, Subject, laws
 from rankbench.config.keys import ConfigError, typed
 from rankbench.config.schema import conf_dir
 from rankbench.measures import causal_averages, entropy_bound
+from rankbench.measures import signal_propagation as propagation
 from rankbench.measures.attention_matrices import beside_independent
 from rankbench.measures.law import LAWS
 from rankbench.model import initial_model
@@ -64,7 +65,7 @@ SMALL = {
 
 
 def cosine_after(variant, layers):
-    return next(itertools.islice(signal_propagation.cosines(*signal_propagation.VARIANTS[variant]), layers, None))
+    return next(itertools.islice(propagation.cosines(*signal_propagation.VARIANTS[variant]), layers, None))
 
 
 # Numbers that were computed in float64 by other code.
@@ -226,25 +227,25 @@ def test_overlap_of_random_weights_is_its_integral(deviation, correlation, token
     )
     sums_R = (first * second).sum(1)
     standard_error = sums_R.std().item() / len(sums_R) ** 0.5
-    integral = signal_propagation.mean_overlap(deviation, correlation, tokens)
+    integral = propagation.mean_overlap(deviation, correlation, tokens)
     assert integral == pytest.approx(sums_R.mean().item(), abs=4 * standard_error)
 
 
 def test_overlap_of_equal_weights_and_of_one_token_are_known():
-    assert signal_propagation.mean_overlap(0.0, 0.5, 5) == pytest.approx(1 / 5, rel=1e-6)
-    assert signal_propagation.mean_overlap(2.0, 0.5, 1) == pytest.approx(1, rel=1e-6)
+    assert propagation.mean_overlap(0.0, 0.5, 5) == pytest.approx(1 / 5, rel=1e-6)
+    assert propagation.mean_overlap(2.0, 0.5, 1) == pytest.approx(1, rel=1e-6)
 
 
 def test_attention_tends_to_the_map_of_many_tokens():
     """The limit is approached as 1/log(tokens): twice the logarithm halves the distance."""
-    limit, _ = signal_propagation.after_attention(1.0, 0.2, 4.0, centred=True)
-    after = [signal_propagation.after_attention(1.0, 0.2, 4.0, True, 10**digits) for digits in (3, 6, 12)]
+    limit, _ = propagation.after_attention(1.0, 0.2, 4.0, centred=True)
+    after = [propagation.after_attention(1.0, 0.2, 4.0, True, 10**digits) for digits in (3, 6, 12)]
     off = [q - limit for q, _ in after]
     assert off[0] > off[1] > off[2] > 0
     assert off[2] / off[1] == pytest.approx(0.5, abs=0.15)
     overlaps = [p for _, p in after]
     assert 0.1 * overlaps[0] > overlaps[1] > 100 * overlaps[2] > 0
-    assert signal_propagation.after_attention(1.0, 0.2, 1.5, centred=False) == (0.2, 0.2)  # below beta_c = 1.58
+    assert propagation.after_attention(1.0, 0.2, 1.5, centred=False) == (0.2, 0.2)  # below beta_c = 1.58
 
 
 @pytest.mark.parametrize(("ratio", "rank"), [(1.1, 1), (1.65, 4), (1.9, 5), (3.0, 6)])
