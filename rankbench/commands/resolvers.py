@@ -32,6 +32,12 @@ def noam_peak(gamma: float, width: int, warmup: int, layers: int = 1) -> float:
     return gamma / (layers * width * warmup) ** 0.5
 
 
+def geometric(first: float, last: float, count: int) -> list[float]:
+    """`${geometric:0.1,10,3}`: [0.1, 1.0, 10.0], each number the same multiple of the one before."""
+    steps = max(count - 1, 1)
+    return [float(f"{first * (last / first) ** (step / steps):.6g}") for step in range(count)]
+
+
 def columns(width: int, heads: int, times: int) -> int:
     """`times` times the usual head width."""
     return times * width // heads
@@ -77,4 +83,15 @@ def job_folder(number: int, overrides: str, *, _root_: DictConfig | None = None)
     return f"{number}_{readable}" if overrides else str(number)
 
 
-RESOLVERS = (by_budget, by_value, noam_peak, columns, heads_of, direction_of, at_a_time, jobs_at_once, job_folder)
+RESOLVERS = (
+    by_budget,
+    by_value,
+    noam_peak,
+    geometric,
+    columns,
+    heads_of,
+    direction_of,
+    at_a_time,
+    jobs_at_once,
+    job_folder,
+)

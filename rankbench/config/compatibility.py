@@ -43,6 +43,13 @@ def _check_model(model: ModelConfig) -> None:
             _refuse(model, name, f"cannot be combined with model.weight_norm={model.weight_norm}; use none")
         if value is not None and model.tied_qk and name != "value_width":
             _refuse(model, name, "cannot be combined with model.tied_qk=true; reset one of the two to its default")
+    for name, value, only in (("tied_qk", model.tied_qk, False), ("weight_norm", model.weight_norm, "none")):
+        if value != only and model.query_gains != [1.0]:
+            _refuse(
+                model,
+                "query_gains",
+                f"needs W_Q apart from other maps; set model.{name}={as_typed(only)}, or model.query_gains=[1.0]",
+            )
     if model.latent_width is not None and model.values != "free":
         _refuse(model, "latent_width", f"cannot be combined with model.values={model.values}; use free")
     _check_contraction(model)

@@ -180,6 +180,13 @@ class ModelWeights:
         default=1.0,
         between=(0.0, 1e6),
     )
+    query_gains: list[float] = key(
+        "Factors of W_Q and its bias at initialisation: temperatures of networks that train side by side. Of several, "
+        "seed s has number s modulo how many there are, so means over seeds are then means over the factors, too.",
+        default=[1.0],
+        between=(0.0, 1e6),
+        nonempty=True,
+    )
     values: str = key(
         "W_V and W_O at the start. free: as init says; uniform: as init=pytorch does.",
         default="free",

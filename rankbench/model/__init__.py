@@ -56,5 +56,5 @@ def initial_model(cfg: ModelConfig, task: Task, seed: int) -> Transformer | Lstm
     if isinstance(model, Lstm):
         initialise_lstm(model, generator)
     else:
-        initialise(model, generator)
+        initialise(model, generator, cfg.query_gains[seed % len(cfg.query_gains)])
     return model

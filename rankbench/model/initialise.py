@@ -20,7 +20,7 @@ def allocate(model: nn.Module) -> None:
     model.load_state_dict({name: torch.empty(weight.shape) for name, weight in model.state_dict().items()}, assign=True)
 
 
-def initialise(model: Transformer, generator: torch.Generator) -> None:
+def initialise(model: Transformer, generator: torch.Generator, query_gain: float = 1.0) -> None:
     """Draw every weight from `generator`, by the scheme in the model's config.
 
     pytorch: the defaults of torch.nn, U(+-1/sqrt(fan_in)), embeddings N(0, 1). glorot: Xavier uniform, W_Q, W_K and W_V
@@ -28,7 +28,7 @@ def initialise(model: Transformer, generator: torch.Generator) -> None:
     residual stream divided by sqrt(2 layers) (Radford et al. 2019). All schemes but pytorch start biases at 0.
     attention_init = s draws the matrices of attention from U(+-s/sqrt(width)) instead (Kim et al. 2021, app. I).
     init_gain multiplies every matrix of the blocks (with weight_norm=sigma it is the initial gamma); mlp_gain also
-    multiplies those of the MLPs. values=orthogonal draws W_V and W_O (all heads together) orthogonal instead;
+    multiplies those of the MLPs, and query_gain W_Q with its bias. values=orthogonal draws W_V and W_O (all heads together) orthogonal instead;
     values=uniform draws them like pytorch; values=zero sets W_V and its bias to 0. A weighting's own parameters
     are drawn as the weighting defines.
     """
@@ -55,6 +55,9 @@ def initialise(model: Transformer, generator: torch.Generator) -> None:
                 _draw_linear(model, name, module, generator)
                 if name.startswith("blocks."):
                     free_weight(module).mul_(gain)
+                if name.endswith("attention.qkv"):
+                    for whole in filter(None.__ne__, (free_weight(module), module.bias)):
+                        whole.split(_maps(model, name, module))[0].mul_(query_gain)
         for name, parameter in model.named_parameters():
             if parameter.isnan().any():
                 raise ConfigError(f"model.attention={model.cfg.attention}: its parameter {name} has no initial value")
