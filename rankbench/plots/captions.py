@@ -13,6 +13,7 @@ OTHERWISE = {
     "curves": "{rule} The spread of times per token is over the intervals between evaluations.",
     "histograms": "{seeds} taken together.",
     "path_counts": "All seeds have the same paths.",
+    "signal_map": "Each cell is the mean of its networks.",
     "rank_theory": "Bars are two standard errors of the simulation.",
 }
 GEOMETRIC = dict.fromkeys(("invertibility", "lipschitz", "residual", "rollout"), "geometric means")
