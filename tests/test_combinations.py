@@ -58,6 +58,7 @@ SMALL_OPTIONS = {
     "attention": ["sequences=2"],
     "spectrum": ["sequences=4", "resamples=100"],
     "histograms": ["tokens=3", "sequences=2"],
+    "signal_map": ["sequences=2"],
     "laws": ["tokens=3", "layers=2", "samples=1"],
     "speed": ["batch_size=2", "rounds=1"],
     "rank_theory": ["dimensions=[3]", "ranks=[1]", "heads=[1]", "errors=[]", "votes=[1]", "samples=2", "matrices=2"],

@@ -15,6 +15,7 @@ from rankbench.analyses.analysis import Analysis, Subject
 from rankbench.config.keys import key
 from rankbench.measures.law import mean_cosine
 from rankbench.measures.signal_propagation import WEIGHT_VARIANCE, cosines, critical_beta
+from rankbench.model import initial_model
 from rankbench.model.network import run
 from rankbench.plots.signal_map import draw_signal_map
 
@@ -45,13 +46,14 @@ class Options:
 @torch.no_grad()
 def table(subject: Subject, options: Options) -> pd.DataFrame:
     """One row: the network's cell of the map."""
-    cfg, fresh, tokens = subject.network.cfg, subject.networks["initialised"], max(2, subject.task.length)
+    cfg, tokens = subject.network.cfg, max(2, subject.task.length)
     gain = cfg.query_gains[subject.seed % len(cfg.query_gains)]
     beta = gain / (cfg.temperature * math.sqrt(math.log(tokens)))
     critical, theory = math.nan, math.nan
     if _is_covered(subject):
         critical = critical_beta(1.0, options.first_cosine)
         theory = next(islice(cosines(cfg.norm, False, beta, tokens, options.first_cosine), cfg.layers, None))
+    fresh = initial_model(cfg, subject.task, subject.seed).to(subject.network.read_out.weight)
     inputs = subject.test.inputs[: options.sequences]
     *_, last = run(fresh, inputs)
     lengths = fresh.lengths(inputs)

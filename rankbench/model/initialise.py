@@ -28,9 +28,9 @@ def initialise(model: Transformer, generator: torch.Generator, query_gain: float
     residual stream divided by sqrt(2 layers) (Radford et al. 2019). All schemes but pytorch start biases at 0.
     attention_init = s draws the matrices of attention from U(+-s/sqrt(width)) instead (Kim et al. 2021, app. I).
     init_gain multiplies every matrix of the blocks (with weight_norm=sigma it is the initial gamma); mlp_gain also
-    multiplies those of the MLPs, and query_gain W_Q with its bias. values=orthogonal draws W_V and W_O (all heads together) orthogonal instead;
-    values=uniform draws them like pytorch; values=zero sets W_V and its bias to 0. A weighting's own parameters
-    are drawn as the weighting defines.
+    multiplies those of the MLPs, and query_gain W_Q with its bias. values=orthogonal draws W_V and W_O (all heads
+    together) orthogonal instead; values=uniform draws them like pytorch; values=zero sets W_V and its bias to 0. A
+    weighting's own parameters are drawn as the weighting defines.
     """
     with torch.no_grad():
         for parameter in model.parameters():
@@ -56,8 +56,9 @@ def initialise(model: Transformer, generator: torch.Generator, query_gain: float
                 if name.startswith("blocks."):
                     free_weight(module).mul_(gain)
                 if name.endswith("attention.qkv"):
-                    for whole in filter(None.__ne__, (free_weight(module), module.bias)):
-                        whole.split(_maps(model, name, module))[0].mul_(query_gain)
+                    stacked = [free_weight(module), *([] if module.bias is None else [module.bias])]
+                    for weight in stacked:
+                        weight.split(_maps(model, name, module))[0].mul_(query_gain)
         for name, parameter in model.named_parameters():
             if parameter.isnan().any():
                 raise ConfigError(f"model.attention={model.cfg.attention}: its parameter {name} has no initial value")

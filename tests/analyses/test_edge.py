@@ -25,7 +25,7 @@ from rankbench.training.loop import train
 
 # tables without a number that a network's size changes, or refused here
 APART = ("rollout", "samples", "rank_theory", "laws", "curves", "dynamics", "path_counts", "lipschitz", "invertibility")
-APART += ("speed",)
+APART += ("speed", "signal_map")
 
 
 @pytest.fixture(scope="module")
