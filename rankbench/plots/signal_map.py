@@ -26,7 +26,10 @@ def draw_signal_map(table: pd.DataFrame, published: pd.DataFrame | None = None, 
         image = axes.pcolormesh(*edges, means.to_numpy(float), cmap="cividis", vmin=0, vmax=1, rasterized=True)
         axes.set_yscale("log")
         if table.critical_beta.notna().any():
-            axes.axhline(table.critical_beta.mean(), color="white", linestyle="--", linewidth=1)
+            axes.axhline(critical := table.critical_beta.mean(), color="white", linestyle="--", linewidth=1)
+            axes.annotate(
+                r"$\beta_c$", (0, critical), (3, 2), axes.get_yaxis_transform(), "offset points", color="white"
+            )
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         axes.set_xlabel("layers")
         axes.set_title(PANELS[name])

@@ -207,6 +207,8 @@ COMBINATIONS = [
     ({"model.window": 3, "model.mask": "causal"}, ["model.window=3", "model.mask=causal"]),
     ({"model.mlp": False}, ["model.mlp_skip=true", "model.mlp=true", "model.mlp_skip=false"]),
     ({"model.mlp_ratio": 0.01, "model.width": 40}, ["model.mlp_ratio=0.01", "model.width=40", "0.025"]),
+    ({"model.query_gains": [2.0], "model.tied_qk": True}, ["model.query_gains=[2.0]", "model.tied_qk=false"]),
+    ({"model.query_gains": [2.0], "model.weight_norm": "sigma"}, ["model.query_gains=[2.0]", "model.weight_norm=none"]),
     ({"trainer.epochs": 2.0}, ["trainer.steps=20", "trainer.epochs=2.0", "exactly one", "null"]),
     ({"trainer.steps": None}, ["trainer.steps=", "trainer.epochs=", "exactly one"]),
     ({"optimizer.schedule": "multistep"}, ["optimizer.milestones=[]", "optimizer.schedule=multistep", "[1000,2000]"]),

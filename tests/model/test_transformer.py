@@ -796,6 +796,16 @@ def test_initial_weights_depend_on_the_seed_and_nothing_else(model_config, wide_
         assert torch.equal(first[name], other[name]) != drawn, name
 
 
+@pytest.mark.parametrize("keys", [{}, {"kv_groups": 1}, {"bias": False}])
+def test_a_query_gain_is_an_inverse_temperature_of_the_seed_that_has_it(model_config, sorting_task, keys):
+    cfg, task = model_config(layers=2, query_gains=[1.0, 8.0], **keys), sorting_task()
+    inputs = task.sample(5, generator(0)).inputs
+    for seed, temperature in ((6, 1.0), (7, 1 / 8)):
+        colder = initial_model(model_config(layers=2, temperature=temperature, **keys), task, seed)
+        # powers of two scale without rounding, so what is left is the order of the products
+        torch.testing.assert_close(initial_model(cfg, task, seed)(inputs), colder(inputs), rtol=1e-5, atol=1e-6)
+
+
 def test_layers_do_not_share_their_draws(model_config, wide_task):
     model = initial_model(model_config(**WIDE), wide_task, 0)
     first, second = (dict(block.named_parameters()) for block in model.blocks)
