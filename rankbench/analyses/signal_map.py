@@ -7,6 +7,7 @@ Shapes: B sequence, N token, D width.
 import math
 from dataclasses import dataclass
 from itertools import islice
+from typing import cast
 
 import pandas as pd
 import torch
@@ -17,6 +18,7 @@ from rankbench.measures.law import mean_cosine
 from rankbench.measures.signal_propagation import WEIGHT_VARIANCE, cosines, critical_beta
 from rankbench.model import initial_model
 from rankbench.model.network import run
+from rankbench.model.transformer import Transformer
 from rankbench.plots.signal_map import draw_signal_map
 
 # The networks that theory covers: values of the keys of the model, besides those of `_is_covered`.
@@ -53,7 +55,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     if _is_covered(subject):
         critical = critical_beta(1.0, options.first_cosine)
         theory = next(islice(cosines(cfg.norm, False, beta, tokens, options.first_cosine), cfg.layers, None))
-    fresh = initial_model(cfg, subject.task, subject.seed).to(subject.network.read_out.weight)
+    fresh = cast(Transformer, initial_model(cfg, subject.task, subject.seed)).to(subject.network.read_out.weight)
     inputs = subject.test.inputs[: options.sequences]
     *_, last = run(fresh, inputs)
     lengths = fresh.lengths(inputs)
