@@ -11,6 +11,7 @@ from notebook import code_cells, execute
 
 import rankbench
 from rankbench.analyses import ANALYSES
+from rankbench.analyses.columns import STREAMS
 from rankbench.commands.reference import TABLES, tables_page
 from rankbench.measures.attention_matrices import ATTENTION_METRICS
 from rankbench.measures.states import STATE_METRICS
@@ -53,7 +54,7 @@ def test_the_guide_has_every_analysis_with_its_figure_below_its_question():
 
 
 def test_every_metric_has_its_formula():
-    assert sorted(first_cells("METRICS.md", 1)) == sorted([*STATE_METRICS, *ATTENTION_METRICS])
+    assert sorted(first_cells("METRICS.md", 1)) == sorted([*STATE_METRICS, *ATTENTION_METRICS, *STREAMS])
 
 
 def test_the_page_of_tables_is_that_of_the_code():
