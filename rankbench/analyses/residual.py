@@ -40,7 +40,7 @@ from rankbench.plots.residual import draw_residual, views_apart, with_lines_of_v
 from rankbench.progress import counted
 from rankbench.runs.tables import last_of_layer, mean_and_spread, mean_of_seeds, thinned
 from rankbench.seeds import generator_for
-from rankbench.tape.tags import Run
+from rankbench.tape.tags import Visit
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ def _views(subject: Subject, options: Options) -> list[View]:
 
 @torch.no_grad()
 def rows_by_layer(
-    read: ReadModule, layers: list[Run], example: Example, generator: torch.Generator, views: Sequence[View]
+    read: ReadModule, layers: list[Visit], example: Example, generator: torch.Generator, views: Sequence[View]
 ) -> Iterator[dict[str, Any]]:
     """A row for each view of each state of a module: view, layer, sublayer, head (none), submodule and dtype as in
     `table`, and the moments of the metrics. generator: on the CPU, for the perturbed passes."""

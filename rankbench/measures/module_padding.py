@@ -14,7 +14,7 @@ from rankbench.config.keys import ConfigError
 from rankbench.model.modules import Example
 from rankbench.tape import AttentionCall, tap
 from rankbench.tape.reading import ReadCall, Reading
-from rankbench.tape.tags import Key
+from rankbench.tape.tags import Site
 from rankbench.tape.touch import hidden_keys
 
 log = logging.getLogger(__name__)
@@ -174,7 +174,7 @@ def tap_calls(
     for call in reading.calls:
         if call.twin in parts:
             parts[call.twin].append(call.key)
-    waiting: dict[Key, AttentionCall] = {}
+    waiting: dict[Site, AttentionCall] = {}
 
     def see(call: AttentionCall) -> None:
         read_call = reading.by_key[call.key]

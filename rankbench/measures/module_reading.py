@@ -18,7 +18,7 @@ from rankbench.tape import AttentionCall, Sums, Tape, record
 from rankbench.tape.read import named_tensors, read
 from rankbench.tape.reading import Axes, Output, ReadCall, Reading
 from rankbench.tape.sums import nothing_read
-from rankbench.tape.tags import Key
+from rankbench.tape.tags import Site
 
 FEW = 3  # sequences on which a module is read
 
@@ -59,7 +59,7 @@ class ReadModule:
     mask: str
 
     @cached_property
-    def first(self) -> dict[Key, tuple[int, int]]:
+    def first(self) -> dict[Site, tuple[int, int]]:
         """The depth of each of `heads`, and the number of its first head there, both from 1."""
         counts: dict[int, int] = {}
         first = {}

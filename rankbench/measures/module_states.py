@@ -24,12 +24,12 @@ from rankbench.measures.token_views import View
 from rankbench.model.modules import Example
 from rankbench.tape.following import first_state, following
 from rankbench.tape.reading import Axes, ReadCall, State
-from rankbench.tape.tags import Run
+from rankbench.tape.tags import Visit
 
 MOST_DEPTHS = 3  # of attention calls in a row in one layer
 
 
-def layers_of(read: ReadModule) -> list[Run]:
+def layers_of(read: ReadModule) -> list[Visit]:
     """The runs of the submodules that are the layers; ConfigError if there are none."""
     if read.asked.layers is not None:
         return _asked_for(read, read.asked.layers)
@@ -38,7 +38,7 @@ def layers_of(read: ReadModule) -> list[Run]:
     by_depth = [[call for call in calls if call.depth == depth] for depth in sorted({call.depth for call in calls})]
     layers = _chain(read, by_depth, None)
     if layers is None:
-        alone: list[Run] = []
+        alone: list[Visit] = []
         named = f"; name its layers: layers=[{', '.join(_lists(read.module)) or '<submodule>,...'}]"
         for group in by_depth:
             if (holder := _holder(states, group, calls)) is None:
@@ -55,7 +55,7 @@ def layers_of(read: ReadModule) -> list[Run]:
     return [*_ends(read, layers[0], -1)[::-1], *layers, *_ends(read, layers[-1], 1)]
 
 
-def _holder(states: Mapping[Run, State], group: Sequence[ReadCall], calls: Sequence[ReadCall]) -> Run | None:
+def _holder(states: Mapping[Visit, State], group: Sequence[ReadCall], calls: Sequence[ReadCall]) -> Visit | None:
     """The outermost submodule that keeps the shape and holds these calls and no others."""
     for run in group[0].runs:
         if (
@@ -67,7 +67,7 @@ def _holder(states: Mapping[Run, State], group: Sequence[ReadCall], calls: Seque
     return None
 
 
-def _chain(read: ReadModule, by_depth: Sequence[Sequence[ReadCall]], before: Run | None) -> list[Run] | None:
+def _chain(read: ReadModule, by_depth: Sequence[Sequence[ReadCall]], before: Visit | None) -> list[Visit] | None:
     """The layers of these depths, of which the first follows on `before`; None if they are no chain."""
     if not by_depth:
         return []
@@ -84,7 +84,7 @@ def _chain(read: ReadModule, by_depth: Sequence[Sequence[ReadCall]], before: Run
     return None
 
 
-def _bridge(read: ReadModule, earlier: Run, later: Run) -> list[Run] | None:
+def _bridge(read: ReadModule, earlier: Visit, later: Visit) -> list[Visit] | None:
     """The layers without attention between two; None if the one does not lead to the other."""
     states, between, at = read.reading.states, [], earlier
     while states[at].left != states[later].entered:
@@ -95,7 +95,7 @@ def _bridge(read: ReadModule, earlier: Run, later: Run) -> list[Run] | None:
     return between
 
 
-def _beside(read: ReadModule, run: Run, direction: int) -> Run | None:
+def _beside(read: ReadModule, run: Visit, direction: int) -> Visit | None:
     """The layer without attention behind (1) or in front of (-1) this one, in the same list."""
     states, calls = read.reading.states, read.reading.calls
     parent = run.name.rpartition(".")[0]
@@ -119,9 +119,9 @@ def _is_layer(module: nn.Module, layer: str, other: str) -> bool:
     return isinstance(parent, nn.ModuleList) or (isinstance(parent, nn.Sequential) and same)
 
 
-def _ends(read: ReadModule, run: Run, direction: int) -> list[Run]:
+def _ends(read: ReadModule, run: Visit, direction: int) -> list[Visit]:
     """The layers without attention in front of the first, or behind the last."""
-    ends: list[Run] = []
+    ends: list[Visit] = []
     beside = _beside(read, run, direction)
     while beside is not None and beside not in ends:
         ends.append(beside)
@@ -134,7 +134,7 @@ def _lists(module: nn.Module) -> list[str]:
     return [f"{name}.*" for name, part in module.named_modules() if isinstance(part, nn.ModuleList) and len(part) > 1]
 
 
-def _asked_for(read: ReadModule, patterns: Sequence[str]) -> list[Run]:
+def _asked_for(read: ReadModule, patterns: Sequence[str]) -> list[Visit]:
     runs = [run for run, state in read.reading.states.items() if len(state.shape) > 2]
     names = list(dict.fromkeys(run.name for run in runs))
     for pattern in patterns:
@@ -148,7 +148,7 @@ def _asked_for(read: ReadModule, patterns: Sequence[str]) -> list[Run]:
     return [run for run in chosen if not any(run.name.startswith(f"{other.name}.") for other in chosen)]
 
 
-def axes_of_layers(read: ReadModule, layers: Sequence[Run]) -> list[Axes]:
+def axes_of_layers(read: ReadModule, layers: Sequence[Visit]) -> list[Axes]:
     """The axes of each layer's states; where the touch did not tell, those of a layer beside it."""
     known = [own for run in layers if (own := read.reading.states[run].axes) is not None and own.tokens]
     axes = []
@@ -161,15 +161,15 @@ def axes_of_layers(read: ReadModule, layers: Sequence[Run]) -> list[Axes]:
 
 
 @torch.no_grad()
-def states_of(read: ReadModule, layers: Sequence[Run], example: Example) -> list[Tensor]:
+def states_of(read: ReadModule, layers: Sequence[Visit], example: Example) -> list[Tensor]:
     """Copies of the first layer's input and of each layer's output, L + 1 states (B, N, D)."""
-    states: dict[Run | None, Tensor] = {}
+    states: dict[Visit | None, Tensor] = {}
 
-    def begun(run: Run, _: nn.Module, given: object) -> None:
+    def begun(run: Visit, _: nn.Module, given: object) -> None:
         if run == layers[0] and (state := first_state(given)) is not None:
             states[None] = state.clone()
 
-    def ended(run: Run, _: nn.Module, result: object) -> None:
+    def ended(run: Visit, _: nn.Module, result: object) -> None:
         if run in layers and (state := first_state(result)) is not None:
             states[run] = state.clone()
 
@@ -183,7 +183,7 @@ def states_of(read: ReadModule, layers: Sequence[Run], example: Example) -> list
 
 @torch.no_grad()
 def states_with_floors(
-    read: ReadModule, layers: list[Run], example: Example, generator: torch.Generator, views: Sequence[View] = (ALL,)
+    read: ReadModule, layers: list[Visit], example: Example, generator: torch.Generator, views: Sequence[View] = (ALL,)
 ) -> Iterator[tuple[Tensor, list[Tensor]]]:
     """Yield each state with the floors of its residual, (B,) for each view, as in rankbench.measures.rounding.
 

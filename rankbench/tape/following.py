@@ -10,22 +10,22 @@ import torch
 from torch import Tensor, nn
 
 from rankbench.tape.calls import tensors_in
-from rankbench.tape.tags import Run
+from rankbench.tape.tags import Visit
 
 
 @contextmanager
 def following(
     module: nn.Module,
-    begun: Callable[[Run, nn.Module, Any], None],
-    ended: Callable[[Run, nn.Module, Any], None],
-) -> Iterator[list[Run]]:
+    begun: Callable[[Visit, nn.Module, Any], None],
+    ended: Callable[[Visit, nn.Module, Any], None],
+) -> Iterator[list[Visit]]:
     """Follow all submodules in a forward pass; yield the list of runs in progress. begun(run, submodule, arguments),
     ended(run, submodule, result): called unrecorded, so that the calls of the module keep their numbers."""
-    running: list[Run] = []
+    running: list[Visit] = []
     counts: Counter[str] = Counter()
 
     def enter(name: str, submodule: nn.Module, args: tuple, kwargs: dict) -> None:
-        running.append(Run(name, counts[name]))
+        running.append(Visit(name, counts[name]))
         counts[name] += 1
         with torch._C.DisableTorchFunction():
             begun(running[-1], submodule, (args, kwargs))

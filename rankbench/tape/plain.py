@@ -11,7 +11,7 @@ from rankbench.tape.following import first_state, following
 from rankbench.tape.recording import Product, Recorder
 from rankbench.tape.replay import Call
 from rankbench.tape.rules import RULES
-from rankbench.tape.tags import Key, Run, Verdict
+from rankbench.tape.tags import Site, Verdict, Visit
 
 
 class Kept(NamedTuple):
@@ -39,7 +39,7 @@ def first_of(result: Any) -> Tensor:
     return result if isinstance(result, Tensor) else result[0]
 
 
-class State(NamedTuple):
+class Passage(NamedTuple):
     """Input and result of a submodule that keeps the shape."""
 
     entered: Tensor
@@ -54,11 +54,11 @@ class Plain(Recorder):
 
     def __init__(self, module: Callable, submodule: str | None = None) -> None:
         super().__init__(module, RULES, wanted={0})  # no node has the number 0: nothing is kept
-        self.kept: dict[Key, Kept] = {}
+        self.kept: dict[Site, Kept] = {}
         self.sizes: list[Size] = []
-        self.states: dict[Run, State] = {}
+        self.states: dict[Visit, Passage] = {}
         self.is_listed = _listed(module) if isinstance(module, nn.Module) else set()
-        self.stack: list[Run] = []
+        self.stack: list[Visit] = []
         self.submodule = submodule
         self.wanted_result: Tensor | None = None  # of the submodule
 
@@ -66,18 +66,18 @@ class Plain(Recorder):
         """The module's result, with all states kept."""
         if not isinstance(self.module, nn.Module):
             return self.run(args, kwargs)
-        entered: dict[Run, Tensor] = {}
+        entered: dict[Visit, Tensor] = {}
 
-        def begun(run: Run, _: nn.Module, given: Any) -> None:
+        def begun(run: Visit, _: nn.Module, given: Any) -> None:
             if run.name in self.is_listed and (x := first_state(given)) is not None and x.dim() > 2:
                 entered[run] = x.clone()  # the submodule may change it
 
-        def ended(run: Run, _: nn.Module, result: Any) -> None:
+        def ended(run: Visit, _: nn.Module, result: Any) -> None:
             x, y = entered.pop(run, None), first_state(result)
             if run.name == self.submodule:
                 self.wanted_result = y
             if x is not None and y is not None and x.shape == y.shape:
-                self.states[run] = State(x, y.clone(), self.tag(y).passed)
+                self.states[run] = Passage(x, y.clone(), self.tag(y).passed)
 
         with following(self.module, begun, ended) as self.stack:
             return self.run(args, kwargs)

@@ -16,7 +16,7 @@ from rankbench.tape.plain import Changed, Kept, Plain, first_of
 from rankbench.tape.reading import Axes, Factor, Lead, ReadCall
 from rankbench.tape.recording import Product, Seen
 from rankbench.tape.rules.products import have_unit_sums
-from rankbench.tape.tags import Key, Kind, Level, Role, Tag, Verdict, Weighted
+from rankbench.tape.tags import Kind, Level, Role, Site, Tag, Verdict, Weighted
 from rankbench.tape.touch import (
     Mark,
     another,
@@ -56,8 +56,8 @@ class Touched(Plain):
         self.copied: set[int] = set()  # inputs of tokens of which an embedding looked up a copy, or a part
         self.token_axes: dict[int, int] = {}  # of inputs, as attention calls show them
         self.places: dict[int, int] = {}  # of token inputs: number by place in memory
-        self.roles: dict[Key, Verdict] = {}
-        self.scores: dict[Key | None, list[list[int]]] = {}  # of products of queries and keys: the touched ones of each
+        self.roles: dict[Site, Verdict] = {}
+        self.scores: dict[Site | None, list[list[int]]] = {}  # of products of queries and keys: those touched
         self.calls: list[ReadCall] = []
         self.factors: list[Factor] = []
         self.given: list = []
@@ -139,7 +139,7 @@ class Touched(Plain):
         self.roles[key] = verdict
         return verdict
 
-    def _scores(self, product: Product, old: Kept, key: Key) -> Verdict:
+    def _scores(self, product: Product, old: Kept, key: Site) -> Verdict:
         """Scores, if queries and keys each have an axis of tokens; or if nothing is touched, and tags say so."""
         if product.is_kernel or product.to_scores is None:
             return Verdict(Role.FACTOR)
@@ -157,7 +157,7 @@ class Touched(Plain):
             product.is_kernel or self.tag(product.tensors[product.by_tags.side]).level == Level.SOFTMAX
         )
 
-    def _attention(self, product: Product, old: Kept, key: Key, side: int, only_sure: bool = False) -> Verdict | None:
+    def _attention(self, product: Product, old: Kept, key: Site, side: int, only_sure: bool = False) -> Verdict | None:
         """Attention, if the summed axis holds tokens; None if not. only_sure: if the touch shows it."""
         weighted, seen = product.sides[side], product.seen
         assert weighted is not None  # nobody asks for another side

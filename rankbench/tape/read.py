@@ -25,7 +25,7 @@ from rankbench.tape.calls import tensors_in
 from rankbench.tape.plain import Changed, Plain, Size
 from rankbench.tape.probe import Touched, Way
 from rankbench.tape.reading import Axes, Input, Output, ReadCall, Reading, State
-from rankbench.tape.tags import Run
+from rankbench.tape.tags import Visit
 from rankbench.tape.touch import is_partly, touched_at
 
 TOUCH = 0.03  # standard deviations by which a number is changed
@@ -157,7 +157,7 @@ def _axes(new: Tensor, old: Tensor, calls: Sequence[ReadCall], sequence: tuple[i
     return Axes(ends[0], tuple(axis for axis in partly if axis != ends[0] and axis < new.dim() - 1))
 
 
-def _states(plain: Plain, touched: Touched) -> dict[Run, State]:
+def _states(plain: Plain, touched: Touched) -> dict[Visit, State]:
     """What is known of the submodules that keep the shape of their input."""
     states = {}
     sequence = touched.sequence

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rankbench.tape.replay import Call
-from rankbench.tape.tags import Key, Run, Verdict
+from rankbench.tape.tags import Site, Verdict, Visit
 
 
 class Lead(NamedTuple):
@@ -68,7 +68,7 @@ class ReadCall:
     two are one. number: of the call in the pass, from 1.
     """
 
-    key: Key
+    key: Site
     call: Call
     kind: str
     is_sure: bool
@@ -79,11 +79,11 @@ class ReadCall:
     queries_of: int | None
     hidden_RM: Tensor | None
     depth: int
-    runs: tuple[Run, ...]
+    runs: tuple[Visit, ...]
     row_sum: float
     touched: tuple[int, ...]  # keys
     number: int
-    twin: Key | None = None
+    twin: Site | None = None
 
     @property
     def is_self(self) -> bool:
@@ -166,16 +166,16 @@ class Reading:
     that look like attention and are none. states: axes of submodules' results of the same shape as their inputs.
     """
 
-    verdicts: Mapping[Key, Verdict]
+    verdicts: Mapping[Site, Verdict]
     calls: tuple[ReadCall, ...]
     factors: tuple[Factor, ...]
     inputs: tuple[Input, ...]
     outputs: tuple[Output, ...]
-    states: Mapping[Run, State]
+    states: Mapping[Visit, State]
     uncovered: tuple[Call, ...] = ()
 
     @cached_property
-    def by_key(self) -> dict[Key, ReadCall]:
+    def by_key(self) -> dict[Site, ReadCall]:
         return {call.key: call for call in self.calls}
 
 
@@ -183,17 +183,17 @@ class Paths(NamedTuple):
     """Numbers of paths to a tensor. by_length: of k heads. through: those that pass one given head of each call."""
 
     by_length: list[int]
-    through: dict[Key, int]
+    through: dict[Site, int]
 
     @classmethod
-    def of(cls, before: dict[Key, set[Key | None]], last: set[Key | None], reading: Reading) -> "Paths":
+    def of(cls, before: dict[Site, set[Site | None]], last: set[Site | None], reading: Reading) -> "Paths":
         """From the calls that lead to each call, and to the tensor; None: paths may begin there."""
         heads = {key: reading.by_key[key].lead.heads for key in before}
         order = sorted(before, key=lambda key: reading.by_key[key].number)
-        upto: dict[Key | None, list[int]] = {None: [1]}  # by length, the paths that end with a call
+        upto: dict[Site | None, list[int]] = {None: [1]}  # by length, the paths that end with a call
         for key in order:
             upto[key] = [0, *(heads[key] * count for count in _sum_of([upto[x] for x in before[key]]))]
-        after: dict[Key | None, int] = dict.fromkeys(order, 0)  # the ways to go on behind a call
+        after: dict[Site | None, int] = dict.fromkeys(order, 0)  # the ways to go on behind a call
         for key in reversed(order):
             after[key] += key in last
             for earlier in before[key] - {None}:

@@ -32,7 +32,7 @@ from rankbench.tape.calls import (
 )
 from rankbench.tape.replay import Call, Node, Step, version
 from rankbench.tape.steps import Source
-from rankbench.tape.tags import AttentionCall, Key, Kind, Level, Role, Run, Tag, Verdict, Weighted, combined
+from rankbench.tape.tags import AttentionCall, Kind, Level, Role, Site, Tag, Verdict, Visit, Weighted, combined
 
 Parents = tuple[Node | Tensor, ...]  # of a node
 Reads = Sequence[Tensor | None]
@@ -108,7 +108,7 @@ class Recorder(TorchFunctionMode):
         begin: str | None = None,
         watch: Callable[[AttentionCall], None] | None = None,
         wanted: AbstractSet[int] | None = frozenset(),
-        verdicts: Mapping[Key, Verdict] | None = None,
+        verdicts: Mapping[Site, Verdict] | None = None,
     ) -> None:
         super().__init__()
         self.module, self.rules, self.begin, self.watch, self.wanted = module, rules, begin, watch, wanted
@@ -120,14 +120,14 @@ class Recorder(TorchFunctionMode):
         self.depth = 0  # of the call that is being recorded
         self.has_paths = False  # whether any tensor so far has paths
         self.attention: list[Node] = []  # the result of each attention call
-        self.mixed: dict[Node, Key] = {}  # the calls of the nodes that pass heads
+        self.mixed: dict[Node, Site] = {}  # the calls of the nodes that pass heads
         self.results: dict[str, list[tuple[Tag, Tensor | None]]] = {}  # by submodule, one for each time it ran
         self.values: dict[int, Tensor] = {}
         self.epsilon = 0.0  # the coarsest rounding in the pass
-        self.running: list[Run] = []  # the submodules around the call that is being recorded
+        self.running: list[Visit] = []  # the submodules around the call that is being recorded
         self._times: Counter[str] = Counter()
         self._products: Counter[tuple[str, str]] = Counter()
-        self._key: tuple[int, Key] | None = None  # of the product that is being recorded, with the number of its call
+        self._key: tuple[int, Site] | None = None  # of the product that is being recorded, with the number of its call
         self.uncovered: list[Call] = []  # calls of torch's attention functions that no rule covers
         self.call = Call(0, "", "")  # that is being recorded
         self.begun: set[int] = set()  # where the inputs lie in memory at which paths begin
@@ -200,7 +200,7 @@ class Recorder(TorchFunctionMode):
 
         def enter(module: nn.Module, _) -> None:
             name = names.get(id(module), type(module).__name__)
-            self.running.append(Run(name, self._times[name]))
+            self.running.append(Visit(name, self._times[name]))
             self._times[name] += 1
 
         def leave(module: nn.Module, _, result: Any) -> None:
@@ -230,11 +230,11 @@ class Recorder(TorchFunctionMode):
 
     # --- products of activations -------------------------------------------------------------------------------------
 
-    def key_of(self, seen: Seen) -> Key:
+    def key_of(self, seen: Seen) -> Site:
         """The key of the product that is being recorded."""
         if self._key is None or self._key[0] != seen.call.index:
             function = seen.call.function
-            self._key = seen.call.index, Key(seen.call.module, function, self._products[seen.call.module, function])
+            self._key = seen.call.index, Site(seen.call.module, function, self._products[seen.call.module, function])
             self._products[seen.call.module, function] += 1
         return self._key[1]
 

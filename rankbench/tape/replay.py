@@ -69,7 +69,7 @@ class Step:
     new: ClassVar[bool] = True
     fills: ClassVar[bool] = True
 
-    def __call__(self, sweep: "Sweep", inputs: Sequence[Any], own: Sequence[bool]) -> Slots:
+    def __call__(self, sweep: "Replay", inputs: Sequence[Any], own: Sequence[bool]) -> Slots:
         """inputs: Slots; None for a parent without (only of a Sum). own: whether an input's rows may be overwritten."""
         raise NotImplementedError
 
@@ -118,7 +118,7 @@ def nodes_of(target: Node) -> list[Node]:
 
 
 @dataclass
-class Sweep:
+class Replay:
     """One replay of the tape.
 
     shift: number of rows by which an attention call moves its paths; 0 keeps all lengths in one row. constants: whether

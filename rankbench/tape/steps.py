@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rankbench.tape.replay import Slots, Step, Sweep
+from rankbench.tape.replay import Replay, Slots, Step
 
 
 @dataclass(eq=False)
@@ -21,7 +21,7 @@ class Source(Step):
     value: Tensor
     new: ClassVar[bool] = False
 
-    def __call__(self, sweep: Sweep, inputs: Sequence[Any], own: Sequence[bool]) -> Slots:
+    def __call__(self, sweep: Replay, inputs: Sequence[Any], own: Sequence[bool]) -> Slots:
         return Slots(0, self.value[None] if sweep.source else torch.zeros_like(self.value[None]))
 
 
@@ -33,7 +33,7 @@ class Affine(Step):
     bias: Tensor | None = None
     columns: slice | None = None
 
-    def __call__(self, sweep: Sweep, inputs: Sequence[Any], own: Sequence[bool]) -> Slots:
+    def __call__(self, sweep: Replay, inputs: Sequence[Any], own: Sequence[bool]) -> Slots:
         (x,) = inputs
         low, columns = sweep.low(x, self.bias), self.columns or slice(None)
         rows = x.rows.new_empty(x.high - low, *x.rows.shape[1:-1], len(self.weight_FD))
@@ -55,7 +55,7 @@ class Sum(Step):
     factors: tuple[float, float] = (1, 1)
     fills: ClassVar[bool] = False
 
-    def __call__(self, sweep: Sweep, inputs: Sequence[Any], own: Sequence[bool]) -> Slots:
+    def __call__(self, sweep: Replay, inputs: Sequence[Any], own: Sequence[bool]) -> Slots:
         terms = [term for term in zip(inputs, self.factors, own, strict=True) if term[0] is not None]
         low, high = min(x.low for x, *_ in terms), max(x.high for x, *_ in terms)
         shape = np.broadcast_shapes(*(x.rows.shape[1:] for x, *_ in terms))
@@ -104,7 +104,7 @@ class Scaled(Step):
     constant: Tensor | None = None
     divides: bool = False
 
-    def __call__(self, sweep: Sweep, inputs: Sequence[Any], own: Sequence[bool]) -> Slots:
+    def __call__(self, sweep: Replay, inputs: Sequence[Any], own: Sequence[bool]) -> Slots:
         (x,) = inputs
         factor = self.factor() if callable(self.factor) else self.factor
         shape, rows = x.rows.shape[1:], x.rows
@@ -128,7 +128,7 @@ class Normed(Step):
     weight: Tensor | None
     shift: Tensor | None
 
-    def __call__(self, sweep: Sweep, inputs: Sequence[Any], own: Sequence[bool]) -> Slots:
+    def __call__(self, sweep: Replay, inputs: Sequence[Any], own: Sequence[bool]) -> Slots:
         (x,) = inputs
         low = sweep.low(x, self.shift)
         factor = self.scale if self.weight is None else self.scale * self.weight
@@ -157,7 +157,7 @@ class Through(Step):
     one_by_one: bool = False
     new: ClassVar[bool] = False
 
-    def __call__(self, sweep: Sweep, inputs: Sequence[Any], own: Sequence[bool]) -> Slots:
+    def __call__(self, sweep: Replay, inputs: Sequence[Any], own: Sequence[bool]) -> Slots:
         low, high = min(x.low for x in inputs), max(x.high for x in inputs)
         rows = [x.dense(low, high) for x in inputs]
         if self.one_by_one:
@@ -182,7 +182,7 @@ class Mixed(Step):
     bias: Callable[[], Tensor] | None = None
     grouped: bool = False
 
-    def __call__(self, sweep: Sweep, inputs: Sequence[Any], own: Sequence[bool]) -> Slots:
+    def __call__(self, sweep: Replay, inputs: Sequence[Any], own: Sequence[bool]) -> Slots:
         values, bias = self.values(sweep, inputs[0])
         p = self.weights()
         mixed = Slots(values.low + sweep.shift, self.mix(p, values.rows))
@@ -190,7 +190,7 @@ class Mixed(Step):
             return mixed
         return Sum(mixed.rows.dtype)(sweep, [mixed, Slots(0, self.mix(p, bias[None]))], [True, True])
 
-    def values(self, sweep: Sweep, v: Slots) -> tuple[Slots, Tensor | None]:
+    def values(self, sweep: Replay, v: Slots) -> tuple[Slots, Tensor | None]:
         """The slots that pass the heads, and the values' bias if it does not pass them as a path."""
         if sweep.value_biases == "head" or self.bias is None or not sweep.constants:
             return v, None
@@ -219,7 +219,7 @@ def by_head(rows: Tensor, numbers: Tensor, heads: int) -> Tensor:
     return (rows[:, None] * only).flatten(0, 1)
 
 
-def _with_constant(sweep: Sweep, x: Slots, constant: Tensor | None) -> Slots:
+def _with_constant(sweep: Replay, x: Slots, constant: Tensor | None) -> Slots:
     if constant is None or not sweep.constants:
         return x
     rows = x.dense(0, x.high)

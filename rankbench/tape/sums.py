@@ -29,10 +29,10 @@ from rankbench.tape.calls import tensors_in
 from rankbench.tape.read import read
 from rankbench.tape.reading import Paths, Reading
 from rankbench.tape.recording import Recorder
-from rankbench.tape.replay import Frozen, Node, Slots, Sweep, nodes_of
+from rankbench.tape.replay import Frozen, Node, Replay, Slots, nodes_of
 from rankbench.tape.rules import COVERED, RULES
 from rankbench.tape.steps import Affine, Gate, Mixed, Normed, Scaled, Through, by_head
-from rankbench.tape.tags import AttentionCall, Key, Tag
+from rankbench.tape.tags import AttentionCall, Site, Tag
 
 Upto = str | int | tuple[str, int] | None
 # Rounding of n calls adds up like a random walk, to about sqrt(n) eps of what is summed.
@@ -61,7 +61,7 @@ class ThroughHeads(NamedTuple):
     sums: (H, *shape of the output), or by length (K, H, *shape of the output).
     """
 
-    key: Key
+    key: Site
     sums: Tensor
 
 
@@ -145,7 +145,7 @@ class Tape:
         return self._sums(sweeps, [sweep.run(nodes) for sweep in sweeps], nodes, state, refuse)
 
     def _sums(
-        self, sweeps: list[Sweep], parts: list[Slots | None], nodes: list[Node], state: Tensor, refuse: bool
+        self, sweeps: list[Replay], parts: list[Slots | None], nodes: list[Node], state: Tensor, refuse: bool
     ) -> Sums:
         if parts[0] is None:
             raise ConfigError(f"begin={self.begin}: no path leads from there to this tensor; use an earlier begin")
@@ -189,7 +189,7 @@ class Tape:
         node = before.node if isinstance(before, Tag) else before
 
         def part(target: Node | Tensor | None) -> Tensor | None:
-            slots = Sweep(shift=0, source=False).run(nodes_of(target)) if isinstance(target, Node) else None
+            slots = Replay(shift=0, source=False).run(nodes_of(target)) if isinstance(target, Node) else None
             return None if slots is None else slots.rows[0]
 
         return part(node), part(whole)
@@ -217,8 +217,8 @@ class Tape:
         """
         target, _ = self._target(upto, output)
         nodes = nodes_of(target) if isinstance(target, Node) else []
-        before: dict[Key, set[Key | None]] = {}  # the calls that lead to a call without another in between; None: none
-        last: dict[Node, set[Key | None]] = {}
+        before: dict[Site, set[Site | None]] = {}  # those that lead to a call without another in between; None: none
+        last: dict[Node, set[Site | None]] = {}
         for node in nodes:
             known = set().union(*(last[x] if isinstance(x, Node) else {None} for x in node.parents or (None,)))
             last[node] = known
@@ -238,12 +238,12 @@ class Tape:
         nodes = nodes_of(target) if isinstance(target, Node) else []
         whole = self._sweeps("head")[0]
         whole.shift = int(by_length)
-        parts: dict[Key, list[Key]] = {}
+        parts: dict[Site, list[Site]] = {}
         for node in nodes:
             if isinstance(node.step, Mixed):
                 call = self.reading.by_key[self._key_of[node]]
                 parts.setdefault(call.twin or call.key, []).append(call.key)
-        waiting: dict[Key, Tensor] = {}
+        waiting: dict[Site, Tensor] = {}
         for node, inputs, _ in whole.steps(nodes):
             if not isinstance(node.step, Mixed) or inputs[0] is None:
                 continue
@@ -253,7 +253,7 @@ class Tape:
             rows = node.step.mix(node.step.weights(), values.rows)
             rows = by_head(rows, lead.numbers(rows.shape[1:-2]), lead.heads)
             begin = Slots((values.low + whole.shift) * lead.heads * whole.shift, rows)
-            continued = Sweep(shift=lead.heads * whole.shift, constants=False)
+            continued = Replay(shift=lead.heads * whole.shift, constants=False)
             behind = continued.run(nodes, (node, begin))
             assert behind is not None  # every node leads to the last
             sums = behind.dense(0, behind.high).unflatten(0, (-1, lead.heads))
@@ -264,15 +264,15 @@ class Tape:
             else:
                 waiting[key] = sums
 
-    def _sweeps(self, value_biases: str) -> list[Sweep]:
+    def _sweeps(self, value_biases: str) -> list[Replay]:
         """One sweep for everything; with `begin`, one for the paths and one for everything else."""
         if value_biases not in ("head", "source"):
             raise ConfigError(f"value_biases={value_biases}: must be head or source")
         if self.begin is None:
-            return [Sweep(value_biases=value_biases)]
+            return [Replay(value_biases=value_biases)]
         if value_biases != "head":
             raise ConfigError(f"value_biases={value_biases}: with begin={self.begin} no bias is a path; use head")
-        return [Sweep(constants=False), Sweep(shift=0, source=False)]
+        return [Replay(constants=False), Replay(shift=0, source=False)]
 
     # --- which tensor ------------------------------------------------------------------------------------------------
 
@@ -322,7 +322,7 @@ class Tape:
         largest = max(sum(term.norm() for term in terms), state.norm())
         return float(ROUNDING * self.epsilon * num_nodes**0.5 * largest)
 
-    def _refuse(self, nodes: list[Node], sweeps: list[Sweep], missing: float) -> None:
+    def _refuse(self, nodes: list[Node], sweeps: list[Replay], missing: float) -> None:
         """ConfigError that names the first call where the slots do not sum to the recorded value."""
         values = self._values(None)
         for number, steps in enumerate(zip(*(sweep.steps(nodes) for sweep in sweeps), strict=True), start=1):

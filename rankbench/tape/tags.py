@@ -44,14 +44,14 @@ class Verdict(NamedTuple):
     side: int = 0
 
 
-class Run(NamedTuple):
+class Visit(NamedTuple):
     """One run of a submodule in a forward pass; `time` numbers its runs from 0."""
 
     name: str
     time: int
 
 
-class Key(NamedTuple):
+class Site(NamedTuple):
     """A product of two activations, found again in every pass: `time` counts the function's products in the module."""
 
     module: str
@@ -122,7 +122,7 @@ class Scores(NamedTuple):
 
     queries: Tensor
     keys: Tensor
-    key: Key | None
+    key: Site | None
 
 
 class Weighted(NamedTuple):
@@ -162,4 +162,4 @@ class AttentionCall(NamedTuple):
     keys: Tensor | None
     logits: Callable[[], Tensor] | None
     depth: int
-    key: Key
+    key: Site

@@ -21,7 +21,7 @@ from rankbench.tape.steps import Affine, Scaled
 from rankbench.tape.tags import Kind, Level, Origin, Role, Scores, Tag, Verdict, Weighted, combined
 
 
-class Layout(NamedTuple):
+class Moves(NamedTuple):
     """How to bring weights to (*batch, N, M), values to (*batch, M, K), and (*batch, N, K) to the result."""
 
     to_weights: Move
@@ -32,9 +32,9 @@ class Layout(NamedTuple):
 class Ways(NamedTuple):
     """How a product may be read: with its left factor as weights, with its right one, and as queries times keys."""
 
-    left: Layout | None = None
-    right: Layout | None = None
-    scores: Layout | None = None
+    left: Moves | None = None
+    right: Moves | None = None
+    scores: Moves | None = None
 
 
 @rule("mul")
@@ -86,12 +86,12 @@ def _sum(seen: Seen) -> Tag | None:
     return _activations(seen, *tag.factors, ways, lambda: LINEAR_SUM(seen))
 
 
-def _after(way: Layout | None, of_weights: Move, of_values: Move, shape: torch.Size) -> Layout | None:
+def _after(way: Moves | None, of_weights: Move, of_values: Move, shape: torch.Size) -> Moves | None:
     """The layout, after a move of each factor, and with the result in this shape."""
     if way is None:
         return None
     to_weights, to_values, back = way
-    return Layout(
+    return Moves(
         lambda x: to_weights(of_weights(x)), lambda x: to_values(of_values(x)), lambda x: back(x).reshape(shape)
     )
 
@@ -154,7 +154,7 @@ def _matmul(seen: Seen) -> Tag | None:
     return _product(seen, a, b, torch.matmul, Ways() if a.ndim == 1 or b.ndim == 1 else MATRICES)
 
 
-AS_IT_IS, TRANSPOSED = Layout(*(unchanged,) * 3), Layout(*(attrgetter("mT"),) * 3)
+AS_IT_IS, TRANSPOSED = Moves(*(unchanged,) * 3), Moves(*(attrgetter("mT"),) * 3)
 MATRICES = Ways(AS_IT_IS, TRANSPOSED, AS_IT_IS)
 
 
@@ -219,7 +219,7 @@ def _ways(a: str, b: str, out: str, sizes: Mapping[str, int]) -> Ways:
     return Ways(_layout(a, b, out, a, sizes), _layout(b, a, out, b, sizes), _layout(a, b, out, out, sizes))
 
 
-def _layout(weights: str, values: str, out: str, order: str, sizes: Mapping[str, int]) -> Layout | None:
+def _layout(weights: str, values: str, out: str, order: str, sizes: Mapping[str, int]) -> Moves | None:
     """The layout of a product of weights and values; None if the letters do not fit.
 
     order: the term whose order of letters the batch has. Weights may have several letters that the values lack: that of
@@ -242,7 +242,7 @@ def _layout(weights: str, values: str, out: str, order: str, sizes: Mapping[str,
     def shared(x: Tensor) -> Tensor:
         return to_values(x)[(..., *[None] * len(groups), slice(None), slice(None))].expand(shape)
 
-    return Layout(
+    return Moves(
         _permuted(weights, [*batch, *groups, query, *keys]),
         shared if groups else to_values,
         _permuted([*batch, *groups, query, *features], out),
@@ -303,7 +303,7 @@ def have_unit_sums(p: Tensor) -> bool:
     return bool((((sums - 1).abs() < 0.01) | (sums == 0)).all())
 
 
-def _as_weighted(way: Layout, side: int) -> Weighted:
+def _as_weighted(way: Moves, side: int) -> Weighted:
     return Weighted(lambda *given: way.to_weights(given[side]), lambda *given: way.to_values(given[1 - side]), way.back)
 
 
