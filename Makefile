@@ -39,7 +39,7 @@ MINUTES ?= 13
 card: setup ## on a machine with a GPU: its tests, the benchmarks' record and what fits of the presets, in MINUTES
 	$(BIN)/python -m rankbench.commands.card $(MINUTES)
 
-test: setup ## run the test suite: of a test with many cases four, and no slow tests
+test: setup ## run the test suite: of a test with many cases three, and no slow tests
 	$(BIN)/pytest $(TWO) -m 'pretend and not slow and not gpu' tests/test_device.py
 	$(BIN)/pytest $(TWO)
 

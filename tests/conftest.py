@@ -25,7 +25,7 @@ from rankbench.model.transformer import Transformer
 from rankbench.plots.figure import Layout
 from rankbench.tasks import Batch, Task, build_task
 
-ALWAYS = 4  # cases of a test that always run
+ALWAYS = 3  # cases of a test that always run
 APART = {"slow", "smoke", "pretend", "slurm", "gpu"}  # marks of tests that `make test` does not run with the others
 
 
