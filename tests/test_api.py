@@ -119,6 +119,7 @@ def test_the_package_says_that_it_is_typed():
     assert (ROOT / "rankbench" / "py.typed").exists()
 
 
+@pytest.mark.further
 def test_the_blocks_of_the_documents_run(tmp_path, monkeypatch):
     """Those about watching a training: tests/test_observe.py."""
     monkeypatch.chdir(tmp_path)

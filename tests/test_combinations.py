@@ -204,6 +204,7 @@ def test_an_analysis_is_refused_before_or_measures_whatever_the_models_keys(word
     measures_all_but(refused, cfg, tmp_path)
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("name", TASKS)
 @torch.no_grad()
 def test_a_model_is_refused_before_or_runs(name):

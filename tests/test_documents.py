@@ -61,6 +61,7 @@ def test_the_page_of_tables_is_that_of_the_code():
     assert TABLES.read_text(encoding="utf-8") == tables_page(), "run `make docs`"
 
 
+@pytest.mark.further
 @pytest.mark.usefixtures("unpainted_here", "rounded_once_here")
 def test_the_preset_on_the_page_of_extensions_runs_from_a_folder_of_the_user(tmp_path):
     preset = re.search(r"```yaml\n(.*?)```", (ROOT / "docs" / "EXTENDING.md").read_text(), re.DOTALL)[1]
@@ -140,6 +141,7 @@ def substituted(notebook, words):
 TINY = {"steps=150": "steps=4", "step_150": "step_4", "steps=250": "steps=6", "replicas=3": "replicas=1"}
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     ("name", "words", "left"),
     [

@@ -318,6 +318,7 @@ def two_seeds(make_subject, *variants, **changes):
     return pd.concat([with_who(table_of(subject, *variants), **subject.who) for subject in parts], ignore_index=True)
 
 
+@pytest.mark.further
 def test_digest_and_figure_of_the_written_table(make_subject, tmp_path):
     table = two_seeds(make_subject, *VARIANTS, "full")
     write_table(table, tmp_path / "bounds.csv")

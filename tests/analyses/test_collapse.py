@@ -553,6 +553,7 @@ def test_equal_tokens_have_no_residual(network, changes):
         assert log_residual(state)[1] > -math.inf and state.mean_BD.isfinite().all()
 
 
+@pytest.mark.further
 def test_a_logarithm_beyond_float64_is_minus_infinity(network):
     model = identity_network(network, 2, layers=700)
     logs = torch.stack([log_residual(state) for state in propagate(model, INPUTS)])
@@ -842,6 +843,7 @@ def test_the_figure_draws_what_the_table_holds(make_subject):
     assert {"$1$", "$10^{-1}$", "$10^{-10}$"} <= ticks
 
 
+@pytest.mark.further
 def test_the_figure_holds_for_any_depth(make_subject):
     measured = with_who(table(make_subject(**ALONE, layers=60), options("full")), **make_subject().who)
     (axes, _) = draw_collapse(measured).axes

@@ -122,6 +122,7 @@ def test_rows_of_a_models_layers(make_subject, changes):
     np.testing.assert_allclose(rows.relative_error, rows.error / x_BND.abs().max().item())
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     "changes",
     [{"skip_scale": 0.8}, *(pytest.param(x, marks=pytest.mark.slow) for x in ({}, {"mlp": False, "mlp_skip": False}))],
@@ -138,6 +139,7 @@ def test_a_contractive_network_is_undone_down_to_its_embedding(make_subject, cha
     assert few[few.part == "network"].error.min() > 1e-4  # the iterations make the difference
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("mask", [pytest.param("none", marks=pytest.mark.slow), "causal"])
 def test_padded_sequences_are_undone_as_each_would_be_alone(make_subject, random_network, mask):
     changes = {**CONTRACTIVE, "contraction_keys": 4, "mlp": False, "mask": mask}

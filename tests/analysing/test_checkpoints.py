@@ -202,6 +202,7 @@ def test_attention_is_the_librarys_of_the_queries_that_count(folder, of_bert):
                 assert rows[name].to_numpy() == wanted, name
 
 
+@pytest.mark.further
 def test_a_module_of_ones_own_reads_texts_with_a_tokenizer(folder, tmp_path):
     """A module that holds the checkpoint gives the checkpoint's numbers; the texts differ in length."""
     (tmp_path / "mine.py").write_text(
@@ -229,6 +230,7 @@ def test_a_module_of_ones_own_reads_texts_with_a_tokenizer(folder, tmp_path):
         assert said in refused("analyze", *words, *wrong, at=tmp_path)
 
 
+@pytest.mark.further
 def test_a_masked_model_is_scored_on_what_was_hidden(folder):
     table = analyze(folder, "bert", "spectrum", words=["masked=0.5", "seed=3"])["spectrum"]
     again = analyze(folder, "bert", "spectrum", words=["masked=0.5", "seed=3"])["spectrum"]
@@ -567,6 +569,7 @@ def test_ones_own_analyses_stand(folder, tmp_path):
     assert "relative residual by layer" in said and "network.png" not in said
 
 
+@pytest.mark.further
 def test_checkpoints_side_by_side_have_names(folder, tmp_path):
     paths = ",".join(str(folder / name) for name in ("bert", "gpt2"))
     words = ["model=pretrained", f"model.path={paths}", "analysis=[residual]", "analysis.residual.variants=[full]"]

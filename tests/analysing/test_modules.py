@@ -26,12 +26,13 @@ from rankbench.measures.attention_matrices import ATTENTION_METRICS
 from rankbench.measures.frozen_network import sums_by_length
 from rankbench.measures.module_paths import parts_with_floors, paths_of
 from rankbench.measures.module_reading import read_module
-from rankbench.measures.module_states import Run, layers_of, states_of
+from rankbench.measures.module_states import layers_of, states_of
 from rankbench.measures.norms import composite_norm
 from rankbench.measures.rounding import floors_of_sums, num_passes, side_by_side
 from rankbench.model.modules import Example, as_example, build, read_inputs
 from rankbench.model.network import run
 from rankbench.runs.machine import Machine
+from rankbench.tape.tags import Visit
 from rankbench.tasks import Batch
 
 pytestmark = pytest.mark.usefixtures("unpainted")
@@ -100,7 +101,7 @@ def next_token(ids):
 def test_layers_and_states_of_heads_side_by_side(language, ids):
     read = read_module(language, Example((ids,)))
     layers = layers_of(read)
-    assert layers == [Run(f"blocks.{index}", 0) for index in range(3)]
+    assert layers == [Visit(f"blocks.{index}", 0) for index in range(3)]
     x = language.embedding(ids)
     expected = [x]
     for block in language.blocks:
@@ -128,7 +129,7 @@ class Shared(nn.Module):
 def test_a_shared_layer_counts_each_time_it_runs():
     module = Shared().double().eval().requires_grad_(False)
     layers = layers_of(read_module(module, Example((torch.randn(2, 5, 8, dtype=torch.float64),))))
-    assert layers == [Run("layer", time) for time in range(4)]
+    assert layers == [Visit("layer", time) for time in range(4)]
 
 
 def test_cross_attention_lies_behind_the_encoder():
@@ -420,6 +421,7 @@ class PaddedLayer(nn.Module):
         return x + self.out(F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2))
 
 
+@pytest.mark.further
 def test_padding_is_in_no_metric():
     torch.manual_seed(0)
     module, ids = Padded().double().eval().requires_grad_(False), torch.randint(11, (2, 6))
@@ -505,6 +507,7 @@ def test_floors_of_many_parts_hold_a_few_of_them_at_a_time(random_network):
     assert len(floors) == 24 and passes <= most <= 2 * passes
 
 
+@pytest.mark.further
 def test_path_mass_of_heads_adds_up(language, ids):
     """In the last layer no path goes through two heads, so these are the paths that do not pass it by."""
     example = {"ids": ids, "targets": next_token(ids)}
@@ -722,6 +725,7 @@ def opaque():
 """
 
 
+@pytest.mark.further
 def test_the_command_on_a_file(tmp_path):
     (tmp_path / "mine.py").write_text(FILE)
     words = ["analyze", "model=mine.py:build", "analysis=[residual,paths,spectrum]", "out=out"]

@@ -43,6 +43,7 @@ def check_ratios(table, columns):
     assert (table[seconds].stack().dropna() > 0).all()
 
 
+@pytest.mark.further
 def test_command_writes_a_table_for_each_benchmark(tmp_path):
     out = tmp_path / "bench"
     done = succeeds("bench", *TINY, "bench=[paths,training]", f"out={out}", at=tmp_path)
@@ -114,6 +115,7 @@ def test_startup_times_each_command(monkeypatch):
     assert ran == [*startup.COMMANDS.values(), ("-c", "import torch")] * (cfg.repeats + 1)
 
 
+@pytest.mark.further
 def test_startup_commands_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("rankbench train --cfg job", "rankbench train trainer.steps=1"):

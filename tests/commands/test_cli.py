@@ -153,6 +153,7 @@ print("rankbench.runs.run" in sys.modules, "torch" in sys.modules, file=sys.stde
     assert done.stderr == "True False\n"
 
 
+@pytest.mark.further
 def test_training_loads_no_compiler_and_collects_garbage_once_it_works(tmp_path):
     """Each of the two takes a fifth of the time until the first step. Garbage of a command is not kept by the next."""
     program = """
@@ -384,6 +385,7 @@ def newest(at, kind="analyze"):
     return max((at / "outputs" / kind).iterdir(), key=lambda path: path.name)
 
 
+@pytest.mark.further
 def test_analyze_latest_and_by_folder_give_what_train_gave(home, trained):
     words = ["analyze", "analysis=[residual,paths]", *SHORT]
     result = succeeds(*words, "run=latest", at=home)
@@ -497,6 +499,7 @@ def test_an_analysis_into_its_own_run_leaves_the_run_whole(copied, tmp_path):
 # --- sweeps ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.further
 def test_a_sweep_makes_a_folder_a_job_and_gathers_them(tmp_path):
     words = ["train", "-m", *TINY, "model.heads=1,2", "analysis=[residual,paths]", *SHORT]
     result = succeeds(*words, "claims=[paths_sum_to_output]", at=tmp_path)
@@ -668,6 +671,7 @@ def test_a_check_that_fails_by_a_fault_of_ours_ends_the_command(words, tmp_path,
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.further
 def test_analyses_of_unlike_runs_are_told_apart_by_what_the_runs_differ_in(tmp_path):
     """Neither the runs nor the options of an analysis are pooled: `run` and `analysis` were keys that no table had."""
     for skip in ("true", "false"):
@@ -685,6 +689,7 @@ def test_analyses_of_unlike_runs_are_told_apart_by_what_the_runs_differ_in(tmp_p
             assert text in drawn
 
 
+@pytest.mark.further
 def test_the_scoreboard_shows_what_has_been_run(tmp_path, monkeypatch):
     for preset in ("all", "kim_fig5"):
         assert f"experiment={preset}: not run yet under" in refused("report", f"experiment={preset}", at=tmp_path)

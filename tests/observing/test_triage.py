@@ -83,6 +83,7 @@ def watched(folder, stop=()):
     return steps, watch
 
 
+@pytest.mark.further
 def test_a_training_ends_at_a_sign_if_it_is_asked_to(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         steps, watch = watched(tmp_path / "watched")

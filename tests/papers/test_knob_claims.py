@@ -377,6 +377,7 @@ def test_mixes_that_rounding_hides_are_not_compared(model_config, sorting_task):
     assert verdict["outcome"] == "undecided" and "rounding" in verdict["reason"]
 
 
+@pytest.mark.further
 def test_orthogonal_values_keep_the_rank_of_the_residual(model_config, sorting_task):
     plain = {"skip": False, "norm": "none", "init": "glorot", "mix_identity": 1.0, "mix_attention": 0.1}
     table = sweep(model_config, sorting_task, "residual", VALUES, ("free", "orthogonal"), layers=24, **plain)

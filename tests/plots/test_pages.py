@@ -151,6 +151,7 @@ def test_a_figure_that_takes_no_facet_gets_lines_or_pages_for_what_it_would_mix(
     assert page.note == "averaged over optimizer.lr"
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("num_facets", [7, pytest.param(9, marks=pytest.mark.slow), 24])
 def test_many_facets_stand_side_by_side_each_with_its_labels(num_facets):
     keys = {"k": [str(number) for number in range(num_facets)]}

@@ -606,6 +606,7 @@ def test_what_a_person_wrote_is_kept_and_shown(pages):
     assert "What a person says of all." in (pages / "README.md").read_text()
 
 
+@pytest.mark.further
 def test_a_large_figure_is_made_to_fit(pages, tmp_path):
     figure = pages / "presets" / "dong_fig4_sorting" / "paths.png"
     assert figure.stat().st_size <= 200_000

@@ -115,6 +115,7 @@ QUICK = {("none", "layernorm", 4), ("post", "layernorm", 4), ("pre", "rmsnorm", 
 PLACES = [(*kind, num_tokens) for kind in KINDS for num_tokens in (4, 97)]  # 97 tokens take the fused kernel
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     ("norm", "kind", "num_tokens"),
     [pytest.param(*place, marks=() if place in QUICK else pytest.mark.slow) for place in PLACES],
