@@ -53,14 +53,19 @@ def process(*path):
     state += [model.ATTENTIONS, schema.OPTIMIZERS, plugins.FOUND, plugins.LOADED, sys.path]
     before = [held.copy() for held in state]
     sys.path[:] = [*map(str, path), *sys.path]
+    _forget_modules()  # `mine` may be of another test file
     try:
         yield
     finally:
         for held, old in zip(state, before, strict=True):
             held.clear()
             held.extend(old) if isinstance(held, list) else held.update(old)
-        for name in ("lettercount", "mine", "evil"):
-            sys.modules.pop(name, None)
+        _forget_modules()
+
+
+def _forget_modules():
+    for name in ("lettercount", "mine", "evil"):
+        sys.modules.pop(name, None)
 
 
 @pytest.fixture(scope="module")
