@@ -43,7 +43,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the cases of a test beyond ALWAYS, spread evenly, as `further`: `make test` stays below five minutes."""
+    """Mark the cases of a test beyond ALWAYS, spread evenly, as `further`, which `make test` leaves out."""
     functions = defaultdict(list)
     for item in items:
         if not APART & {mark.name for mark in item.iter_markers()}:
