@@ -25,15 +25,9 @@ from rankbench.plots.signal_map import draw_signal_map
 COVERED: dict = {"attention": "dot", "tied_qk": False, "mask": "none", "exclusive": False, "init": "pytorch"}
 COVERED |= {"heads": 1, "skip": True, "skip_scale": 1.0, "branch_scale": 1.0, "mlp": True, "mlp_skip": True}
 COVERED |= {"activation": "relu", "bias": False, "mlp_ratio": 1.0, "values": "free", "attention_init": None}
-COVERED |= {
-    "mix_attention": 1.0,
-    "mix_identity": 0.0,
-    "mix_uniform": 0.0,
-    "embedding_norm": True,
-    "weight_norm": "none",
-}
+COVERED |= {"mix_attention": 1.0, "mix_identity": 0.0, "mix_uniform": 0.0, "weight_norm": "none"}
 COVERED |= {"norm_scale": "none", "value_residual": 0.0, "embedding_skip": 0.0, "hyper_connections": "none"}
-COVERED |= {"head_width": None, "value_width": None, "latent_width": None}
+COVERED |= {"head_width": None, "value_width": None, "latent_width": None, "embedding_norm": True}
 NEAR = 0.01  # relative error of a variance that is stated with a few digits
 
 
@@ -61,6 +55,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     lengths = fresh.lengths(inputs)
     sizes = [last.output_BND.shape[1]] * len(inputs) if lengths is None else lengths.tolist()
     measured = [mean_cosine(x_ND[:size]) for x_ND, size in zip(last.output_BND, sizes, strict=True)]
+    score = subject.score(subject.test)
     row = {
         "layers": cfg.layers,
         "beta": beta,
@@ -68,10 +63,10 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
         "critical_beta": critical,
         "theory_cosine": theory,
         "initial_cosine": pd.Series(measured).mean(),
-        "test_loss": subject.score(subject.test).mean_loss.item(),
+        "test_loss": score.mean_loss.item(),
     }
     if subject.task.target_kind == "classes":
-        row["test_accuracy"] = subject.score(subject.test).accuracy.item()
+        row["test_accuracy"] = score.accuracy.item()
     return pd.DataFrame([row])
 
 

@@ -43,11 +43,13 @@ def streams_by_layer(
 ) -> Iterator[tuple[tuple[int, str], tuple[Tensor, dict[str, float]]]]:
     """Yield layer and kind of each sub-layer, with `stream_residual` (B,) of the streams after it and `mixing_metrics`.
     Nothing for a network without hyper-connections. without: as in Network.counted."""
+    streams = [sublayer.streams for sublayer in network.sublayers if sublayer.streams is not None]
+    mixes = [each.mix for each in streams if isinstance(each.mix, Tensor)]
+    if len(mixes) < len(network.sublayers):
+        return
     x_BND, counted_BN = network.enter(network.embed(inputs)), network.counted(inputs, without)
     present_BN, product_SS = network.present(inputs), None
-    for sublayer in network.sublayers:
-        if sublayer.streams is None or not isinstance(mix_SS := sublayer.streams.mix, Tensor):
-            return
+    for sublayer, mix_SS in zip(network.sublayers, mixes, strict=True):
         x_BND = sublayer(x_BND, present_BN)
         product_SS = mix_SS if product_SS is None else mix_SS @ product_SS
         x_BNSD = x_BND.unflatten(-1, (len(mix_SS), -1))
