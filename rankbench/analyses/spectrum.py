@@ -25,7 +25,7 @@ from rankbench.analyses.columns import SPECIAL_TOKENS, WEIGHTS
 from rankbench.config.keys import ConfigError, key
 from rankbench.measures.module_paths import check_sums, norms, of_counted, parts_with_floors, recorded, scores
 from rankbench.measures.module_reading import ReadModule
-from rankbench.measures.partial_outputs import beside_whole, first_within, stays_within
+from rankbench.measures.partial_outputs import beside_whole, first_within, last_third_later, stays_within
 from rankbench.model.modules import Example
 from rankbench.plots.spectrum import draw_spectrum
 from rankbench.progress import counted
@@ -40,6 +40,7 @@ RELATIVE = ("mass", "share", "error_upto")  # to the output
 SCORED = ("loss_upto", "accuracy_upto")
 EXCESS = "excess_loss_upto"
 BESIDE = ("kl_upto", "agreement_upto", "settled_upto", "loss_settled_upto")  # the whole output, token by token
+LATER = ("hard_tokens_later", "last_tokens_later")
 MEASURED = (*RELATIVE, *SCORED, EXCESS, *BESIDE)
 NEEDED = {"k95": 0.05, "k99": 0.01, "k999": 0.001}  # the error that is left
 CLOSE = 0.01  # nats
@@ -90,6 +91,8 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
             same |= {"measured": read.name_of(kind)}
             for name in NEEDED:
                 same |= _interval(name, values.numbers[name][0][defined_B], options.resamples)
+            for name in LATER:
+                same |= _interval(name, values.numbers[name][0], options.resamples)
             axes: dict[str, Any] = {"weights": weights, "of": kind}
             rounding = max(
                 values.numbers["kl_upto"][-1].mean().item(), values.unit
@@ -155,7 +158,7 @@ def _values(
         whole = {name: torch.cat(part, -1).double().cpu() for name, part in numbers.items()}
         joined[kind] = _Values(whole, remainders[kind], frozen[kind], units[kind])
     for of_kind in joined.values():  # whatever X is, the loss is that of the output
-        of_kind.numbers.update({name: joined["output"].numbers[name] for name in (*SCORED, *WHOLE, *BESIDE)})
+        of_kind.numbers.update({name: joined["output"].numbers[name] for name in (*SCORED, *WHOLE, *BESIDE, *LATER)})
         of_kind.numbers[EXCESS] = of_kind.numbers["loss_upto"] - of_kind.numbers["whole_loss"]
     return joined, num_paths
 
@@ -186,18 +189,25 @@ def _numbers(
 
 
 def _beside(read: ReadModule, read_K: Tensor, whole: Tensor, chunk: Example) -> dict[str, Tensor]:
-    """BESIDE of each length and sequence, (K, B); nan where they have no meaning."""
-    numbers = dict.fromkeys(BESIDE, torch.full(read_K.shape[:2], float("nan"), dtype=torch.float64))
+    """BESIDE of each length and sequence, (K, B), and LATER of each sequence, (1, B); nan where they have no
+    meaning."""
+    nan_KB = torch.full(read_K.shape[:2], float("nan"), dtype=torch.float64)
+    numbers = dict.fromkeys(BESIDE, nan_KB) | dict.fromkeys(LATER, nan_KB[:1])
     if not read.has_logits:
         return numbers
     beside = beside_whole(read_K.cumsum(0), whole, chunk.targets)
     counted = read.counted(chunk)
+    settled = first_within(beside.divergence, CLOSE)
     close = stays_within(beside.divergence, CLOSE)
     for name, of_tokens in zip(BESIDE, (beside.divergence, beside.agrees, close), strict=False):
         numbers[name] = _mean_of_tokens(of_tokens, counted)
-    if beside.excess is not None and chunk.targets is not None:
-        close = stays_within(beside.excess.abs(), CLOSE)
-        numbers["loss_settled_upto"] = _mean_of_tokens(close, is_scored(chunk.targets))
+    if beside.excess is not None and beside.whole_loss is not None and chunk.targets is not None:
+        close, scored = stays_within(beside.excess.abs(), CLOSE), is_scored(chunk.targets)
+        numbers["loss_settled_upto"] = _mean_of_tokens(close, scored)
+        numbers["hard_tokens_later"] = last_third_later(settled, beside.whole_loss, scored)[None]
+    counted = torch.ones_like(settled, dtype=torch.bool) if counted is None else counted.view_as(settled)
+    positions = torch.arange(settled[0].numel(), device=settled.device).expand(len(settled), -1)
+    numbers["last_tokens_later"] = last_third_later(settled, positions, counted)[None]
     return numbers
 
 
@@ -308,6 +318,15 @@ ROWS = {
         {
             name: f"First k from which error_upto is below {most:g}, mean over sequences."
             for name, most in NEEDED.items()
+        }
+    ),
+    **_with_interval(
+        {
+            "hard_tokens_later": "First k from which a token's divergence is below .01 nats: mean over the third of a "
+            "sequence's scored tokens with the largest loss, less that over the third with the smallest (heads); nan "
+            "without targets or with fewer than three such tokens.",
+            "last_tokens_later": "The same for the last third of a sequence's tokens and its first; nan for an output "
+            "that is no logits.",
         }
     ),
     "remainder": "Largest ||X - sum_k S_k|| / ||X|| of a batch.",

@@ -19,11 +19,13 @@ from rankbench.tasks.task import is_scored
 class BesideWhole(NamedTuple):
     """Of each token: the Kullback-Leibler divergence from the whole output's distribution to that of the paths up to
     each length, in nats; whether both have the same most likely class; and the loss minus the whole one's, in nats, 0
-    where a token is not scored (None without targets). (K, B, ...)."""
+    where a token is not scored (None without targets). (K, B, ...). whole_loss: the whole output's, likewise, (B, ...).
+    """
 
     divergence: Tensor
     agrees: Tensor
     excess: Tensor | None
+    whole_loss: Tensor | None
 
 
 def beside_whole(outputs_K: Iterable[Tensor], whole: Tensor, targets: Tensor | None) -> BesideWhole:
@@ -41,7 +43,7 @@ def beside_whole(outputs_K: Iterable[Tensor], whole: Tensor, targets: Tensor | N
         parts.append((divergence, output.argmax(-1) == best, _at(targets, difference)))
     divergences, agreements, excesses = zip(*parts, strict=True)
     excess = None if targets is None else torch.stack(excesses)
-    return BesideWhole(torch.stack(divergences), torch.stack(agreements), excess)
+    return BesideWhole(torch.stack(divergences), torch.stack(agreements), excess, _at(targets, -log_p))
 
 
 def _at(targets: Tensor | None, values: Tensor) -> Tensor | None:
@@ -60,3 +62,14 @@ def stays_within(sizes_K: Tensor, most: float) -> Tensor:
 def first_within(sizes_K: Tensor, most: float) -> Tensor:
     """The first length from which on a size is below `most`, (...); K where it is not even at the last one."""
     return (~stays_within(sizes_K, most)).sum(0)
+
+
+def last_third_later(lengths: Tensor, order: Tensor, counted: Tensor) -> Tensor:
+    """Mean of the lengths of the third of a sequence's counted tokens that is last in `order`, less that of the first
+    third; nan with fewer than three such tokens. (B, ...) each; returns (B,)."""
+    differences = []
+    for lengths_T, order_T, counted_T in zip(lengths.flatten(1), order.flatten(1), counted.flatten(1), strict=True):
+        in_order_T = lengths_T[counted_T][order_T[counted_T].argsort(stable=True)].double()
+        third = len(in_order_T) // 3
+        differences.append(in_order_T[len(in_order_T) - third :].mean() - in_order_T[:third].mean())
+    return torch.stack(differences)

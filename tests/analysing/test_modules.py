@@ -32,6 +32,7 @@ from rankbench.measures.rounding import floors_of_sums, num_passes, side_by_side
 from rankbench.model.modules import Example, as_example, build, read_inputs
 from rankbench.model.network import run
 from rankbench.runs.machine import Machine
+from rankbench.tape import record
 from rankbench.tape.tags import Visit
 from rankbench.tasks import Batch
 
@@ -210,6 +211,19 @@ def test_spectrum_against_single_forward_passes(language, ids):
     assert (table.settled_upto.diff().dropna() >= 0).all() and table.settled_upto.iloc[0] < 1
     assert table.kl_below_floor.tolist() == [0, 0, 0, 1] and table.kl_upto.iloc[2] > 1e-13
     assert row.k95 <= row.k99 <= row.k999 <= 3 and (table.k95 == row.k95).all()
+    by_length = record(language, ids).sums().by_length_KBND.cumsum(0)
+    log_p = logits.log_softmax(-1)
+    by_loss, by_position = [], []
+    for b, tokens in enumerate(ids):
+        divergences = [(log_p[b].exp() * (log_p[b] - upto[b].log_softmax(-1))).sum(-1) for upto in by_length]
+        settled = [max((k + 1 for k in range(4) if divergences[k][n] > 0.01), default=0) for n in range(len(tokens))]
+        losses = [-log_p[b, n, tokens[n + 1]].item() for n in range(len(tokens) - 1)]
+        in_order = [settled[n] for n in sorted(range(len(losses)), key=losses.__getitem__)]
+        for lengths, differences in ((in_order, by_loss), (settled, by_position)):
+            third = len(lengths) // 3
+            differences.append(np.mean(lengths[-third:]) - np.mean(lengths[:third]))
+    assert row.hard_tokens_later == pytest.approx(np.mean(by_loss), abs=1e-12) and np.ptp(by_loss) > 0
+    assert row.last_tokens_later == pytest.approx(np.mean(by_position), abs=1e-12) and np.ptp(by_position) > 0
 
 
 def frozen_norm(norm, y, x):

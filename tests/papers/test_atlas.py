@@ -1,10 +1,12 @@
 """Claims on path spectra, on tables with known tails."""
 
+import itertools
 import math
 
 import numpy as np
 import pandas as pd
 import pytest
+import scipy
 
 from rankbench.judging import judge
 from rankbench.papers.own.atlas import CLAIMS
@@ -20,9 +22,15 @@ def gaussian(k):
     return np.exp(-8 * (k / (LENGTHS - 1)) ** 2)
 
 
-def table(error=geometric, k99=(8.0, 4.0), lag=2, checkpoint="one", num_lengths=LENGTHS):
+def binomial(k, p=0.5):
+    """Shares of a coin thrown for each head, p for a head that is passed: a variance of 1 - p times the mean."""
+    n = len(k) - 1
+    return scipy.stats.binom(n, p).pmf(k)
+
+
+def table(error=geometric, k99=(8.0, 4.0), lag=2, checkpoint="one", num_lengths=LENGTHS, share=binomial, later=0.1):
     """A spectrum of trained and of fresh weights. k99: of each; lag: lengths by which nine tokens in ten come later
-    than the mean."""
+    than the mean; later: heads that hard tokens need beyond easy ones."""
     k = np.arange(num_lengths)
     of_lengths = {
         "path_length": k,
@@ -31,9 +39,12 @@ def table(error=geometric, k99=(8.0, 4.0), lag=2, checkpoint="one", num_lengths=
         "error_below_floor": (k == num_lengths - 1).astype(float),
         "excess_loss_upto": np.where(k < 5, 0.3, -0.002),
         "loss_settled_upto": np.where(k < 5 + lag, 0.85, 0.95),
+        "share": share(k),
     }
     rows = [
-        pd.DataFrame(of_lengths).assign(weights=weights, k99=needed)
+        pd.DataFrame(of_lengths).assign(
+            weights=weights, k99=needed, hard_tokens_later=later, whole_accuracy=0.99, whole_loss=0.1
+        )
         for weights, needed in zip(("trained", "initialised"), k99, strict=True)
     ]
     constant = pd.DataFrame({"part": ["constant"], "weights": "trained", "k99": k99[0]})
@@ -92,6 +103,73 @@ def test_trained_weights_need_longer_paths_or_not(k99, wanted):
     assert outcome("atlas_training_lengthens", networks(k99=k99))[0] == wanted
 
 
-@pytest.mark.parametrize("name", CLAIMS)
+def grid(power=0.5, untrained=(), **words):
+    """Networks of five depths, three seeds each, with k99 = depth^power; `untrained` depths have learned nothing."""
+    parts = []
+    for depth, seed in itertools.product((2, 4, 8, 16, 24), range(3)):
+        rows = table(k99=((1 + 0.01 * seed) * depth**power, 1.0), num_lengths=depth + 1, **words)
+        accuracy = 0.3 if depth in untrained else 0.99
+        # the same error and shares at every depth, as far as its lengths go
+        parts.append(rows.assign(seed=seed, whole_accuracy=accuracy, **{"model.layers": depth}))
+    return pd.concat(parts, ignore_index=True)
+
+
+def outcomes(name, rows):
+    return [verdict["outcome"] for verdict in judge(name, rows, "model.layers")]
+
+
+@pytest.mark.parametrize(("power", "wanted"), [(0.5, "held"), (1.0, "failed"), (1.3, "failed")])
+def test_the_power_with_which_the_needed_length_grows(power, wanted):
+    (verdict,) = judge("grid_no_fraction", grid(power), "model.layers")
+    assert verdict["outcome"] == wanted and verdict["measured"] == pytest.approx(power, abs=0.01)  # the seeds' 1 %
+
+
+def test_depths_that_have_not_learned_are_left_out():
+    (verdict,) = judge("grid_no_fraction", grid(untrained=(16, 24)), "model.layers")
+    assert verdict["measured"] == pytest.approx(0.5, abs=0.01)
+    (verdict,) = judge("grid_no_fraction", grid(untrained=(8, 16, 24)), "model.layers")
+    assert verdict["reason"] == "networks of fewer than 3 depths have learned their task"
+
+
+@pytest.mark.parametrize(
+    ("share", "wanted"),
+    [
+        (binomial, "held"),
+        (lambda k: (k == 0) / 2 + (k == len(k) - 1) / 2, "failed"),
+        (lambda k: np.where(k == 1, 2.0, np.where(k == 0, -1.0, 0.0)), "undecided"),  # a variance below 0
+    ],
+)
+def test_the_variance_of_length_against_its_mean(share, wanted):
+    assert outcomes("grid_variance", grid(share=share)) == [wanted] * 3  # from 8 layers on
+    verdict = judge("grid_variance", grid(), "model.layers")[0]
+    assert verdict["measured"] == pytest.approx(math.log(0.5))
+
+
+def test_a_network_that_has_not_learned_is_not_judged():
+    assert outcomes("grid_variance", grid(untrained=(8,))) == ["undecided", "held", "held"]
+    regression = grid().assign(whole_accuracy=math.nan)
+    assert outcomes("grid_variance", regression) == ["undecided"] * 3
+    regression.loc[regression.weights == "initialised", "whole_loss"] = 1.1
+    assert outcomes("grid_variance", regression) == ["held"] * 3
+
+
+@pytest.mark.parametrize(("later", "wanted"), [(0.1, "held"), (-0.9, "held"), (1.5, "failed"), (-1.5, "failed")])
+def test_hard_tokens_need_as_many_heads(later, wanted):
+    assert outcomes("grid_hard_tokens", grid(later=later)) == [wanted] * 5
+    assert outcome("atlas_hard_tokens", networks(later=later))[0] == wanted
+
+
+def test_the_tail_of_deep_networks():
+    assert outcomes("grid_tail", grid(error=lambda k: 10.0 ** -(k / 2)))[0] == "held"
+
+
+@pytest.mark.parametrize("name", [name for name in CLAIMS if name.startswith("atlas")])
 def test_the_control_fails(name, outcomes_with_control):
     assert outcomes_with_control(name, networks()) == ({"held"}, {"failed"})
+
+
+@pytest.mark.parametrize("name", [name for name in CLAIMS if name.startswith("grid")])
+def test_the_control_of_the_grid_fails(name, outcomes_with_control):
+    rows = grid(error=lambda k: 10.0 ** -(k / 2))
+    rows = rows if CLAIMS[name].along else rows[rows["model.layers"] == 8]
+    assert outcomes_with_control(name, rows) == ({"held"}, {"failed"})

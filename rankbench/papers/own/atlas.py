@@ -1,22 +1,31 @@
-"""Claims on which paths public checkpoints need, from their path-length spectra (table `spectrum`).
+"""Claims on which paths networks need, from their path-length spectra (table `spectrum`): of public checkpoints, and of
+a grid of our own over depth.
 
-Each network counts once; one that does not have the number is left out. They speak of the last states, where the
-module tells them. k95, k99 and k999 are the lengths from which on less than 5, 1 and .1 % of the states are missing.
+Of checkpoints, each network counts once; one that does not have the number is left out. The claims speak of the last
+states, where the module tells them. k95, k99 and k999 are the lengths from which on less than 5, 1 and .1 % of the
+states are missing.
 """
 
 import math
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pandas as pd
 
-from rankbench.judging.claim import Claim, Control, NotMeasurable, above, within
+from rankbench.judging.claim import LEARNED, Claim, Control, NotMeasurable, above, below, within
+from rankbench.judging.sweeps import rows_by_value
 
 SOURCE = "rankbench, experiment=atlas"
 KINDS = ("states", "logits", "output")
 # A tail exp(-k^2 / s), of whatever width s, has a second factor of ten that costs 1.30 times less than the first.
 TAIL = math.log(1.25)
 MOST_TOKENS = 0.9
+LAYERS = "model.layers"
+# A constant fraction of depth grows as its first power; a tenth below it counts as less.
+FRACTION = 0.9
+FEWEST_DEPTHS = 3
+SHORTEST_TAIL = 8  # layers; fewer have no two factors of ten
 
 
 def _lengths(rows: pd.DataFrame, weights: str = "trained") -> pd.DataFrame:
@@ -68,6 +77,49 @@ def _trained_over_fresh(rows: pd.DataFrame) -> float:
     return math.log(trained / fresh)
 
 
+def _has_learned(rows: pd.DataFrame) -> bool:
+    """Whether the trained network solves its task: by its accuracy, or by a loss of a tenth of the fresh network's."""
+    trained, fresh = _lengths(rows), _lengths(rows, "initialised")
+    if trained.whole_accuracy.isna().all():
+        return trained.whole_loss.mean() < 0.1 * fresh.whole_loss.mean()
+    return trained.whole_accuracy.mean() >= LEARNED
+
+
+def _power_of_depth(rows: pd.DataFrame) -> float:
+    """p of k99 ~ depth^p: slope of log k99 against log depth by least squares, over the depths whose network has
+    learned."""
+    learned = {depth: of for depth, of in rows_by_value(rows, LAYERS).items() if _has_learned(of)}
+    if len(learned) < FEWEST_DEPTHS:
+        raise NotMeasurable(f"networks of fewer than {FEWEST_DEPTHS} depths have learned their task")
+    needed = [max(_lengths(of).k99.iloc[0], 1.0) for of in learned.values()]
+    return float(np.polyfit(np.log(list(learned)), np.log(needed), 1)[0])
+
+
+def _variance_over_mean(rows: pd.DataFrame) -> float:
+    """log of the variance of length over its mean, lengths weighted by their shares of the states."""
+    lengths = _lengths(rows)
+    mean = (lengths.path_length * lengths.share).sum()
+    variance = ((lengths.path_length - mean) ** 2 * lengths.share).sum()
+    if not (mean > 0 and variance > 0):
+        raise NotMeasurable("shares of both signs have no mean or variance of length")
+    return math.log(variance / mean)
+
+
+def _is_deep(rows: pd.DataFrame) -> bool:
+    return rows.path_length.max() >= SHORTEST_TAIL
+
+
+def _untrained(rows: pd.DataFrame) -> str:
+    """Say why the trained network counts as untrained; empty if it has learned its task."""
+    reached = _lengths(rows)[["whole_accuracy", "whole_loss"]].mean()
+    accuracy, loss = reached.map("{:.3g}".format)
+    return "" if _has_learned(rows) else f"the network has not learned its task (accuracy {accuracy}, loss {loss})"
+
+
+def _later(column: str, rows: pd.DataFrame) -> float:
+    return _lengths(rows)[column].iloc[0]
+
+
 _of_networks = partial(
     Claim, source=SOURCE, table="spectrum", why_untrained=None, across=True, repeats="checkpoint", since="2026-11-27"
 )
@@ -105,4 +157,46 @@ CLAIMS: dict[str, Claim] = {
             lambda rows: rows.replace({"weights": {"trained": "initialised", "initialised": "trained"}}),
         ),
     ),
+    "atlas_hard_tokens": _of_networks(
+        statement="Difficulty is not depth: the third of the tokens with the largest loss is within .01 nats of the "
+        "whole network's distribution from as many heads on as the third with the smallest (within one head).",
+        measure=partial(_later, "hard_tokens_later"),
+        claimed=within(1.0),
+        applies=lambda rows: _is_trained(rows) and bool(rows.hard_tokens_later.notna().any()),
+        control=Control.beyond("hard tokens that need two heads more", hard_tokens_later=2.0),
+    ),
+}
+
+_in_grid = partial(
+    replace, source="rankbench, experiment=depth_grid", across=False, repeats="seed", why_untrained=_untrained
+)
+
+CLAIMS |= {
+    "grid_no_fraction": Claim(
+        statement="The length that a network needs is no constant fraction of its depth: k99 grows as depth to a power "
+        "below 1 (slope of log k99 against log depth; threshold: ours, .9).",
+        source="rankbench, experiment=depth_grid",
+        table="spectrum",
+        measure=_power_of_depth,
+        claimed=below(FRACTION),
+        why_untrained=None,  # networks that have not learned are left out
+        along=LAYERS,
+        control=Control.beyond("half of the longest path needed at every depth", k99=f"`{LAYERS}` / 2"),
+    ),
+    "grid_variance": Claim(
+        statement="The variance of length, weighted by shares, is below its mean, as that of a sum of independent "
+        "choices (log of the ratio).",
+        source="rankbench, experiment=depth_grid",
+        table="spectrum",
+        measure=_variance_over_mean,
+        claimed=below(0.0),
+        applies=_is_deep,
+        why_untrained=_untrained,
+        control=Control.beyond(
+            "half of the output of length 0 and half of the longest paths",
+            share=".5 * (path_length == 0) + .5 * (path_length == path_length.max())",
+        ),
+    ),
+    "grid_tail": _in_grid(CLAIMS["atlas_tail"], applies=_is_deep),
+    "grid_hard_tokens": _in_grid(CLAIMS["atlas_hard_tokens"]),
 }
