@@ -113,6 +113,7 @@ def grown(sizes):
 
 
 VALUE, EMBEDDING, NORM, HYPER = "model.value_residual", "model.embedding_skip", "model.norm", "model.hyper_connections"
+GROUPS, LATENT = "model.kv_groups", "model.latent_width"
 BRANCH, SKIP, HEAT = "model.branch_scale", "model.skip_scale", "model.temperature"
 UNIFORM, MIX, VALUES = "model.mix_uniform", "model.mix_attention", "model.values"
 MEAN = 1.02  # of 1 to 1.04, over the seeds
@@ -229,6 +230,16 @@ TABLES = {
         measured("model.exclusive", {"false": 1e-3, "true": 0.7}),
         0.7 * MEAN,
         [measured("model.exclusive", {"false": 1e-3, "true": 0.05})],
+    ),
+    "knob_kv_groups": (
+        followed(GROUPS, {1: 1e-100, 8: 1e-100}),
+        0.0,
+        [followed(GROUPS, {1: 1e-200, 8: 1e-100}), followed(GROUPS, {1: 1e-100, 8: 1e-200})],
+    ),
+    "knob_latent_width": (
+        followed(LATENT, {1: 1e-100, 16: 1e-300, 64: 1e-100}),  # the ends count
+        0.0,
+        [followed(LATENT, {1: 1e-200, 64: 1e-100}), followed(LATENT, {1: 1e-100, 64: 1e-200})],
     ),
     "knob_exclusive": (of_exclusive(), 3e-7, [of_exclusive(exclusive=1e-3)]),
     "knob_dynamics": (of_skips(), 0.5 * 1.002, [of_skips(with_skips=0.05)]),  # though there is enough at the end

@@ -5,11 +5,13 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from rankbench.judging.claim import Claim, Control, NotMeasurable, above, below, has_row
+from rankbench.judging.claim import Claim, Control, NotMeasurable, above, below, has_row, within
 from rankbench.judging.lipschitz import LOWER, bound_holds, of_layers
 from rankbench.judging.of_laws import agrees
-from rankbench.judging.residual_left import left_at
-from rankbench.judging.sweeps import TENTH_MORE
+from rankbench.judging.residual_left import layers_ahead, left_at, log10_left
+from rankbench.judging.sweeps import TENTH_MORE, rows_by_value
+
+QUARTER = 0.25  # of a layer
 
 
 def _off_exact(rows: pd.DataFrame) -> float:
@@ -32,6 +34,32 @@ def _bound_is_free(rows: pd.DataFrame) -> bool:
     """Whether any bound changes in training; a layer that divides by its bound keeps it the same at every step."""
     bounds = rows[np.isfinite(rows.lipschitz_inf)].groupby(["seed", "layer"]).lipschitz_inf
     return bool((bounds.max() > (1 + 1e-9) * bounds.min()).any())
+
+
+def _layers_between_ends(rows: pd.DataFrame, key: str) -> float:
+    """Layers by which the collapse at the key's smallest value is ahead of that at its largest."""
+    smallest, *_, largest = rows_by_value(rows, key).values()
+    return layers_ahead(log10_left(smallest, "full"), log10_left(largest, "full"))
+
+
+def _as_fast(key: str, statement: str, source: str) -> Claim:
+    """Claim that attention alone collapses at the same depth at both ends of a sweep."""
+    return Claim(
+        statement=f"{statement} (layers by which the smallest {key} is ahead of the largest; within a quarter of a "
+        "layer, threshold: ours).",
+        source=source,
+        table="collapse",
+        measure=partial(_layers_between_ends, key=key),
+        claimed=within(QUARTER),
+        why_untrained=None,
+        along=key,
+        control=Control.beyond(
+            "half a layer less at the smallest value",
+            of=f"`{key}` == `{key}`.min()",
+            log10_relative_residual="3 ** .5 * log10_relative_residual",
+        ),
+        since="2026-11-27",
+    )
 
 
 CLAIMS: dict[str, Claim] = {
@@ -70,6 +98,17 @@ CLAIMS: dict[str, Claim] = {
         source="rankbench, knob_exclusive: not a claim of Zhai 2026",
         table="residual",
         exists=False,
+    ),
+    "knob_kv_groups": _as_fast(
+        "model.kv_groups",
+        "Heads that share one pair of keys and values lose the rank of attention alone as fast as heads of their own",
+        source="rankbench, knob_kv_groups: not a claim of Ainslie et al. 2023",
+    ),
+    "knob_latent_width": _as_fast(
+        "model.latent_width",
+        "Heads whose keys and values come from a latent of one number lose the rank of attention alone as fast as "
+        "heads that see all of the token",
+        source="rankbench, knob_latent_width: not a claim of DeepSeek-AI 2024",
     ),
     # the line: the first layers' squared norms err at random by sqrt(2/128), an eighth of themselves; twice that of the
     # largest share, a fifth
