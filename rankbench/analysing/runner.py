@@ -40,6 +40,7 @@ from rankbench.runs.machine import Machine, explaining_memory, git_state, source
 from rankbench.runs.records import read_json
 from rankbench.runs.run import Run, config_text, find_run
 from rankbench.runs.summary import FORMAT
+from rankbench.runs.sweep import JOBS
 from rankbench.runs.tables import RUN_COLUMNS, column_help, read_table, with_who, write_table
 from rankbench.tasks import Task, build_task
 
@@ -213,7 +214,13 @@ def analyze(cfg: BaseConfig, subjects: Sequence[Subject], folder: Path) -> list[
     lines += [drawn_line(files) for files in draw(pages, folder, cfg.published, _kinds(cfg)).values()]
     if network is not None and is_overview:
         lines += _overview(cfg, subjects[0], network, tables, folder)
-    return lines + judge_all(cfg.claims, tables, folder, None)
+    return lines + judge_all(_claims_here(cfg.claims, folder), tables, folder, None)
+
+
+def _claims_here(claims: list[str], folder: Path) -> list[str]:
+    """The claims to be judged in this folder: those that compare the jobs of a sweep have to wait for its report."""
+    is_job = (folder.parent / JOBS).exists()
+    return [name for name in claims if not (is_job and (CLAIMS[name].across or CLAIMS[name].along))]
 
 
 def _overview(

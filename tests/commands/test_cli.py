@@ -502,7 +502,7 @@ def test_an_analysis_into_its_own_run_leaves_the_run_whole(copied, tmp_path):
 @pytest.mark.further
 def test_a_sweep_makes_a_folder_a_job_and_gathers_them(tmp_path):
     words = ["train", "-m", *TINY, "model.heads=1,2", "analysis=[residual,paths]", *SHORT]
-    result = succeeds(*words, "claims=[paths_sum_to_output]", at=tmp_path)
+    result = succeeds(*words, "claims=[paths_sum_to_output,knob_exclusive_keeps]", at=tmp_path)
     sweep = newest(tmp_path, "train")
     jobs = ["0_model.heads=1", "1_model.heads=2"]
     assert sweep.name.endswith("_transformer") and "look at" not in result.out
@@ -524,7 +524,10 @@ def test_a_sweep_makes_a_folder_a_job_and_gathers_them(tmp_path):
         pd.testing.assert_frame_equal(gathered, pd.concat(parts, ignore_index=True)[list(gathered.columns)])
         assert (sweep / f"{name}.png").stat().st_size > 0 and (sweep / f"{name}.pdf").stat().st_size > 0
     verdicts = pd.read_csv(sweep / "verdicts.csv")
-    assert list(verdicts["where"]) == ["model.heads=1", "model.heads=2"]
+    assert list(verdicts["where"])[:2] == list(verdicts["where"])[2:] == ["model.heads=1", "model.heads=2"]
+    # a claim that compares jobs waits for all of them
+    assert list(verdicts.claim)[2:] == ["knob_exclusive_keeps"] * 2  # for each number of heads
+    assert all(list(pd.read_csv(sweep / job / "verdicts.csv").claim) == ["paths_sum_to_output"] for job in jobs)
     assert "check paths_sum_to_output: passed in both settings; the closest is model.heads=" in result.out
     assert [line for line in result.out.splitlines() if line.startswith("job ")] == [
         "job 1 of 2: model.heads=1",
