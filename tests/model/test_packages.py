@@ -8,6 +8,7 @@ import io
 import json
 import os
 import pickle
+import re
 import shutil
 import zipfile
 
@@ -19,11 +20,13 @@ from rankbench.commands import data
 from rankbench.commands.compose import compose
 from rankbench.config.keys import ConfigError
 from rankbench.model.pretrained import load_checkpoint, packages
-from rankbench.model.pretrained.conversion import LETTERS, SMILES, Network, from_bin, from_fairseq
+from rankbench.model.pretrained.conversion import LETTERS, SMILES, Network, from_bin, from_fairseq, from_onnx
 
 transformers = pytest.importorskip("transformers", reason="needs the extra: pip install 'rankbench[pretrained]'")
+onnx = pytest.importorskip("onnx", reason="needs the extra: pip install 'rankbench[dev]'")
 
 WHEEL = "tiny-1-py3-none-any.whl"
+QKV = {"q": "query", "k": "key", "v": "value"}
 WIDTH, HIDDEN, HEADS, LAYERS = 8, 12, 2, 2
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "C", "(", ")", "=", "O", "Cl", "[nH]", ">>"]
 BERT = transformers.BertConfig(
@@ -166,6 +169,46 @@ def roberta(weights, ids):
     return functional.linear(norm(x, "decoder.lm_head.layer_norm"), *part("decoder.lm_head"))
 
 
+def onnx_file(model):
+    """A DINOv2's graph as torch's exporter writes it: a map has its bias's name and no name for its weights, which are
+    transposed, and positions have none; and the files of a package that holds it."""
+    arrays, nodes = [], []
+
+    def array(name, tensor):
+        arrays.append(onnx.numpy_helper.from_array(tensor.detach().numpy(), name))
+
+    for number, (name, tensor) in enumerate(model.state_dict().items()):
+        old = re.sub(r"attention\.([qkv])_proj", lambda match: f"attention.attention.{QKV[match[1]]}", name)
+        old = f"backbone.{old.replace('attention.o_proj', 'attention.output.dense')}"
+        if name == "embeddings.position_embeddings":
+            array("onnx::Reshape_1", tensor[:, 1:])
+            array("onnx::Concat_2", tensor[:, :1])
+        elif tensor.ndim == 2 and name != "embeddings.mask_token":
+            array(f"onnx::MatMul_{number}", tensor.T.contiguous())
+            nodes.append(onnx.helper.make_node("MatMul", ["x", f"onnx::MatMul_{number}"], [f"product_{number}"]))
+            terms = [old.replace("weight", "bias"), f"product_{number}"]
+            nodes.append(onnx.helper.make_node("Add", terms[:: 1 if number % 2 else -1], [f"sum_{number}"]))
+        elif name != "embeddings.mask_token":
+            array(old, tensor)
+    array("decoder.conv.weight", torch.zeros(3, 2))  # what stands behind the backbone
+    graph = onnx.helper.make_graph(nodes, "tiny", [], [], arrays)
+    return {"models/tiny.onnx": onnx.helper.make_model(graph).SerializeToString()}
+
+
+def test_a_dinov2_in_a_graph_computes_what_it_computed(served, tmp_path):
+    sizes = {"num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "image_size": 12, "patch_size": 3}
+    model = transformers.Dinov2Model(transformers.Dinov2Config(hidden_size=WIDTH, **sizes)).eval()
+    for number, weight in enumerate(model.parameters()):  # no two are alike
+        torch.nn.init.normal_(weight, 1, 0.3, generator=torch.Generator().manual_seed(number))
+    served(onnx_file(model), Network("seen", "models/tiny.onnx", from_onnx, config={"num_attention_heads": HEADS}))
+    list(packages.fetch_networks("seen", tmp_path))
+    converted = transformers.AutoModel.from_pretrained(tmp_path / "seen").eval()
+    pictures = torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        pairs = [one(pixel_values=pictures).last_hidden_state for one in (model, converted)]
+    assert torch.equal(*pairs)
+
+
 def test_an_interrupted_call_continues(served, tmp_path, monkeypatch):
     files = bert_file()[1] | fairseq_file()[1]
 
@@ -254,7 +297,7 @@ def test_the_word_alone_means_all():
 
 def test_the_packages_are_pinned():
     names = [network.name for package in packages.PACKAGES for network in package.networks]
-    assert len(names) == len(set(names)) == 9
+    assert len(names) == len(set(names)) == 10
     for package in packages.PACKAGES:
         assert package.requirement.count("==") == 1
         assert len(bytes.fromhex(package.sha256)) == 32

@@ -6,6 +6,7 @@ Everything is read as data: torch checkpoints with weights_only=True, tokenizers
 import argparse
 import io
 import json
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from rankbench.model.pretrained.checkpoint import import_transformers, quiet
 # The words of SMILES in the vocabularies of the reaction models (Schwaller et al. 2018, sec. 2.2), and single letters
 SMILES = r"\[[^\]]+]|Br?|Cl?|N|O|S|P|F|I|b|c|n|o|s|p|\(|\)|\.|=|#|-|\+|\\|\/|:|~|@|\?|>>?|\*|\$|\%[0-9]{2}|[0-9]"
 LETTERS = "."
+BACKBONE = "backbone."  # of the names in an ONNX graph
 # Weights that no measured part of a class of the library has
 NOT_MEASURED = re.compile(r"(.*\.)?pooler\.|classifier\.|cls\.(seq_relationship|species|chain|graft)\.")
 FROM_FAIRSEQ = {
@@ -139,6 +141,38 @@ def from_gguf(opened: ZipFile, network: Network, folder: Path) -> None:
         model.save_pretrained(folder)
         transformers.AutoTokenizer.from_pretrained(**how).save_pretrained(folder)
     file.unlink()
+
+
+def from_onnx(opened: ZipFile, network: Network, folder: Path) -> None:
+    """Convert a DINOv2 of the library from an ONNX graph that begins with it. The graph keeps the names of biases, and
+    of a map's weights only which bias is added to their product. Positions are two arrays without a name of theirs,
+    the class token's and the patches'."""
+    import onnx
+
+    graph = onnx.load_from_string(opened.read(network.weights)).graph
+    arrays = {array.name: torch.from_numpy(onnx.numpy_helper.to_array(array).copy()) for array in graph.initializer}
+    weights = {name.removeprefix(BACKBONE): array for name, array in arrays.items() if name.startswith(BACKBONE)}
+    products = {node.output[0]: node.input[1] for node in graph.node if node.op_type == "MatMul"}
+    for node in graph.node:
+        bias, product = sorted(node.input, key=products.__contains__) if node.op_type == "Add" else ("", "")
+        if bias.startswith(BACKBONE) and products.get(product) in arrays:
+            name = bias.removeprefix(BACKBONE).removesuffix("bias")
+            weights[f"{name}weight"] = arrays[products[product]].T
+    positions = [array for name, array in arrays.items() if array.ndim == 3 and not name.startswith(BACKBONE)]
+    positions_1ND = torch.cat(sorted(positions, key=lambda array: array.shape[1]), 1)
+    patch = weights["embeddings.patch_embeddings.projection.weight"].shape[-1]
+    width = positions_1ND.shape[-1]
+    weights |= {"embeddings.position_embeddings": positions_1ND, "embeddings.mask_token": torch.zeros(1, width)}
+    config = {
+        "model_type": "dinov2",
+        "architectures": ["Dinov2Model"],
+        "hidden_size": width,
+        "num_hidden_layers": sum(name.endswith("norm1.weight") for name in weights),
+        "mlp_ratio": len(weights["encoder.layer.0.mlp.fc1.bias"]) // width,
+        "patch_size": patch,
+        "image_size": patch * math.isqrt(positions_1ND.shape[1] - 1),
+    }
+    _save(weights, network, config, folder)
 
 
 def _write_tokenizer(vocabulary: list[str], network: Network, special: tuple[str, ...], folder: Path) -> None:

