@@ -6,7 +6,7 @@ from typing import Any
 from rankbench.config.keys import FACTOR, POSITIVE, SIZE, key
 
 # Kinds of attention, and kinds of models. Importing a plug-in adds its own.
-ATTENTIONS = ["dot", "l2", "contractive_l2", "cosine", "sigmoid", "relu", "differential", "kernel", "sparse"]
+ATTENTIONS = ["dot", "l2", "contractive_l2", "cosine", "gated", "sigmoid", "relu", "differential", "kernel", "sparse"]
 KINDS = ["transformer", "lstm"]
 
 AS_MLP: Any = "${model.mlp}"  # a reference, which Hydra follows, and without Hydra ModelConfig
@@ -38,8 +38,9 @@ class ModelAttention:
     attention: str = key(
         "Kind of attention: the scores, or how weights are made from them. l2: -||q - k||^2, with values through A_h; "
         "contractive_l2: l2 scaled to a Lipschitz constant; cosine: queries, keys and values divided by their norms; "
-        "sigmoid, relu: no softmax; differential: the difference of two softmaxes; kernel: of a rank of at most "
-        "head_width, without a softmax; sparse: softmax over a random quarter of the keys, the same in every sequence.",
+        "gated: dot, and a sigmoid of the query multiplies what it has read; sigmoid, relu: no softmax; differential: "
+        "the difference of two softmaxes; kernel: of a rank of at most head_width, without a softmax; sparse: softmax "
+        "over a random quarter of the keys, the same in every sequence.",
         default="dot",
         choices=ATTENTIONS,
     )

@@ -176,6 +176,21 @@ class Softmax(Weighting):
 
 
 @dataclass(frozen=True)
+class Gated(Softmax):
+    """The softmax of dot products, and after P v a gate sigma(w q) of each query and head.
+
+    Qiu et al. 2025, Gated attention, where each head has a map of its own from the state to its gate; here the heads of
+    a layer share w, a vector, because the query is the head's own already. w begins at 0, and so all gates at a half.
+    """
+
+    def gate(self, q_BHNK: Tensor, heads: HeadsOfLayer) -> Tensor:
+        return (q_BHNK @ heads.own["gate"]).sigmoid()
+
+    def parameters(self, heads: HeadsOfLayer) -> dict[str, Start]:
+        return {"gate": Start((heads.head_width,), lambda w_K, generator: w_K.zero_())}
+
+
+@dataclass(frozen=True)
 class Sigmoid(Weighting):
     """sigmoid(s_ij - log n_i) of dot products s, n_i the number of keys that query i sees.
 
@@ -300,6 +315,7 @@ ATTENTIONS: dict[str, Weighting] = {
     "l2": Softmax(factors=l2_scores),
     "contractive_l2": Softmax(factors=l2_scores),
     "cosine": Softmax(factors=cosine_scores),
+    "gated": Gated(),
     "sigmoid": Sigmoid(),
     "relu": Relu(),
     "differential": Differential(),

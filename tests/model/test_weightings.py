@@ -27,6 +27,7 @@ from rankbench.model.weightings import ATTENTIONS, Softmax, Start
 
 NEW = ("sigmoid", "relu", "differential")  # whose rows are no probabilities
 OF_ROWS = ("kernel", "sparse")
+GATED = ("gated",)  # rows of a softmax, and a factor of each query behind the values
 MASKS = [{"mask": "none"}, {"mask": "causal"}, {"mask": "window", "window": 1}, {"mask": "others"}]
 MIXED = {"mix_attention": 0.6, "mix_identity": -0.3, "mix_uniform": 0.2, "temperature": 0.7, "tied_qk": True}
 EXACT = {"rtol": 1e-12, "atol": 1e-12}  # float64 by another route: a few hundred terms of order 1
@@ -181,7 +182,7 @@ def test_rows_of_differential_attention_sum_to_one_minus_lambda(network):
 
 
 @pytest.mark.parametrize("mask", ["none", "causal"])
-@pytest.mark.parametrize("kind", [*NEW, *OF_ROWS])
+@pytest.mark.parametrize("kind", [*NEW, *OF_ROWS, *GATED])
 def test_paths_add_up_to_the_output(network, kind, mask):
     model, inputs = network(4, attention=kind, mask=mask, norm="pre"), torch.arange(12).view(2, 6) % 7
     with torch.no_grad():
@@ -194,7 +195,7 @@ def test_paths_add_up_to_the_output(network, kind, mask):
         assert frozen.by_length().remainder().min() > 1e-3
 
 
-@pytest.mark.parametrize("kind", [*NEW, *OF_ROWS])
+@pytest.mark.parametrize("kind", [*NEW, *OF_ROWS, *GATED])
 def test_a_path_as_a_network_of_its_own_is_that_network(network, kind):
     """One head a layer, no skips, no MLP, no norm: the only path is the network."""
     model, inputs = (
@@ -208,7 +209,7 @@ def test_a_path_as_a_network_of_its_own_is_that_network(network, kind):
     torch.testing.assert_close(states_PBND[0], model.state(inputs), **EXACT)
 
 
-@pytest.mark.parametrize("kind", [*NEW, *OF_ROWS])
+@pytest.mark.parametrize("kind", [*NEW, *OF_ROWS, *GATED])
 def test_the_jacobian_is_autograds_and_there_is_no_bound(network, kind):
     attention, x_ND = network(6, attention=kind, mask="causal").requires_grad_(False).attentions[0], normal(7, 4, 8)
 
@@ -222,7 +223,7 @@ def test_the_jacobian_is_autograds_and_there_is_no_bound(network, kind):
     assert of_networks.layer_of(attention, 4) is None
 
 
-@pytest.mark.parametrize("kind", [*NEW, *OF_ROWS])
+@pytest.mark.parametrize("kind", [*NEW, *OF_ROWS, *GATED])
 def test_seeds_side_by_side_are_each_alone_for_long_rows_too(network, kind):
     models = [network(seed, attention=kind, mask="causal") for seed in range(3)]
     inputs_SBN = torch.arange(3 * (FUSED_FROM_TOKENS + 1)).view(3, 1, -1) % 7
@@ -279,20 +280,9 @@ def test_a_parameter_that_nothing_draws_is_an_error(network, monkeypatch):
         network(attention="differential")
 
 
-class Gated(Softmax):
-    """Dot products with a gate sigma(w q) of each head's output."""
-
-    def gate(self, q_BHNK, heads):
-        return (q_BHNK @ heads.own["gate"]).sigmoid()
-
-    def parameters(self, heads):
-        return {"gate": Start((heads.head_width,), lambda vector, generator: vector.normal_(generator=generator))}
-
-
 @pytest.mark.parametrize("exclusive", [False, True])
-def test_a_gate_after_the_values_is_no_part_of_p_and_the_same_in_every_computation(network, monkeypatch, exclusive):
-    monkeypatch.setitem(ATTENTIONS, "dot", Gated())
-    model = network(13, mask="causal", exclusive=exclusive)
+def test_a_gate_after_the_values_is_no_part_of_p_and_the_same_in_every_computation(network, exclusive):
+    model = network(13, attention="gated", mask="causal", exclusive=exclusive)
     attention, x_BND = model.attentions[0], normal(14, 2, 5, 8)
     q_BHNK, k_BHNK, v_BHNK = attention.queries_keys_values(x_BND)
     with torch.no_grad():
@@ -310,9 +300,13 @@ def test_a_gate_after_the_values_is_no_part_of_p_and_the_same_in_every_computati
         assert sums_by_length(model, inputs).remainder().max() < 1e-13
 
 
-def test_a_path_through_a_gate_as_a_network_of_its_own_is_that_network(network, monkeypatch):
-    monkeypatch.setitem(ATTENTIONS, "dot", Gated())
-    test_a_path_as_a_network_of_its_own_is_that_network(network, "dot")
+def test_gates_begin_at_a_half(model_config):
+    cfg = model_config(layers=2, heads=2, width=8, attention="gated")
+    model = Transformer(cfg, input_kind="tokens", num_inputs=7, num_outputs=4, length=5)
+    initialise(model, torch.Generator().manual_seed(0))
+    for attention in model.attentions:
+        gate_BHN = attention.weighting.gate(normal(15, 2, 2, 5, 4).float(), attention)
+        assert torch.equal(gate_BHN, torch.full((2, 2, 5), 0.5))
 
 
 def test_halves_need_an_even_width(network):

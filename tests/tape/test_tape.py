@@ -19,7 +19,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from rankbench.config.keys import ConfigError
 from rankbench.measures.frozen_network import FrozenNetwork, sums_by_length, sums_through_heads
 from rankbench.model.transformer import Transformer
-from rankbench.model.weightings import ATTENTIONS, Softmax
 from rankbench.tape import record, tap
 from rankbench.tape.read import read
 from rankbench.tape.rules import RULES
@@ -103,13 +102,6 @@ VARIANTS = [
 ]
 
 
-class Gated(Softmax):
-    """Dot products with a gate sigma(sum q) of each head's output."""
-
-    def gate(self, q_BHNK, heads):
-        return q_BHNK.sum(-1).sigmoid()
-
-
 KINDS = [("none", "layernorm"), *itertools.product(("pre", "post"), ("layernorm", "rmsnorm", "l2norm"))]
 QUICK = {("none", "layernorm", 4), ("post", "layernorm", 4), ("pre", "rmsnorm", 97), ("post", "l2norm", 4)}
 PLACES = [(*kind, num_tokens) for kind in KINDS for num_tokens in (4, 97)]  # 97 tokens take the fused kernel
@@ -120,8 +112,7 @@ PLACES = [(*kind, num_tokens) for kind in KINDS for num_tokens in (4, 97)]  # 97
     ("norm", "kind", "num_tokens"),
     [pytest.param(*place, marks=() if place in QUICK else pytest.mark.slow) for place in PLACES],
 )
-def test_agrees_with_the_path_sums_of_our_own_transformer(model_config, monkeypatch, norm, kind, num_tokens):
-    monkeypatch.setitem(ATTENTIONS, "gated", Gated())
+def test_agrees_with_the_path_sums_of_our_own_transformer(model_config, norm, kind, num_tokens):
     for changes in [*VARIANTS, {"attention": "gated"}]:
         layers = 3 if kind == "layernorm" else 2
         model, tokens = own_network(model_config, num_tokens, norm=norm, norm_kind=kind, layers=layers, **changes)
