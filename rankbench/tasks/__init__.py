@@ -3,6 +3,7 @@
 from typing import Any
 
 from rankbench.config.keys import check_known, typed
+from rankbench.tasks.backcopy import Backcopy
 from rankbench.tasks.char_lm import CharLm
 from rankbench.tasks.circle_arcs import CircleArcs
 from rankbench.tasks.convex_hull import ConvexHull
@@ -22,6 +23,7 @@ TASKS: dict[str, Any] = {
     "char_lm": CharLm,
     "nearest_neighbor": NearestNeighbor,
     "linear_regression": LinearRegression,
+    "backcopy": Backcopy,
 }
 
 
