@@ -35,6 +35,7 @@ from rankbench.papers.queipo_2025 import massive_token
 from rankbench.papers.sun_2025 import depth_curse
 from rankbench.papers.wu_2024 import layernorm_rank
 from rankbench.papers.wu_2025 import position_bias
+from rankbench.papers.xie_2025 import stream_collapse
 from rankbench.runs.tables import with_who
 
 CLAIMS = {name: claim for name, claim in judging.CLAIMS.items() if claim.table == "laws"}
@@ -59,6 +60,7 @@ SMALL = {
     "position_bias": {"tokens": 6, "layers": 5, "width": 32, "samples": 16},
     "path_lengths": {"tokens": 16, "layers": 8, "width": 128},
     "massive_token": {"tokens": 32, "width": 64},
+    "stream_collapse": {"tokens": 8, "layers": 20, "width": 64, "samples": 4},
     "power_iteration": {"width": 400, "samples": 1},
     "score_biases": {"tokens": 5},
 }
@@ -184,6 +186,33 @@ def test_no_stable_rank_is_above_the_bound_of_its_massive_token():
         stable = squares.sum() / torch.linalg.matrix_norm(states, 2) ** 2
         assert stable <= (massive + rest) / (massive + alpha * rest)
     assert massive_token.bound(8, 64, 64) == pytest.approx((64 + 63) / (64 + 63 / 64), rel=1e-15)
+
+
+@pytest.mark.parametrize(("kind", "share"), stream_collapse.MIXES.values())
+def test_streams_are_as_far_apart_as_every_mixing_matrix_says(kind, share):
+    """Second moments of the streams of one coordinate, averaged over all permutations in each sub-layer. Rounding of a
+    few dozen products of order 1."""
+    S = stream_collapse.STREAMS
+    centred_SS = np.eye(S) - 1 / S
+    orders = [np.eye(S)[list(order)] for order in itertools.permutations(range(S))]
+    mixes = [(1 - share) * np.eye(S) + share * (np.full((S, S), 1 / S) if kind == "average" else pi) for pi in orders]
+    moments_SS = np.ones((S, S))
+    for layer in range(1, 6):
+        moments_SS = np.mean([mix @ moments_SS @ mix.T for mix in mixes], axis=0)
+        moments_SS += np.outer(np.eye(S)[layer % S], np.eye(S)[layer % S])
+        wanted = math.sqrt(np.trace(centred_SS @ moments_SS) / np.trace(moments_SS))
+        assert stream_collapse.apart(layer, stream_collapse.kept(kind, share)) == pytest.approx(wanted, rel=1e-13)
+    drawn_SS = stream_collapse.mixing(kind, share, torch.Generator().manual_seed(0)).numpy()
+    assert any(np.allclose(drawn_SS, mix, rtol=0, atol=1e-15) for mix in mixes)
+
+
+def test_streams_that_are_mixed_become_one_and_others_do_not():
+    """With mixing as 1/sqrt(l), by the limit of C and the growth of the mean; with M = I as far as one stream of S."""
+    share, layers = 0.1, 10**5
+    limit = (1 - 1 / 4) / (1 - 0.9**2)
+    assert stream_collapse.apart(layers, 0.9**2) == pytest.approx(math.sqrt(limit / (layers / 4)), rel=1e-3)
+    assert stream_collapse.apart(layers, stream_collapse.kept("average", 0.0)) == pytest.approx(0.75**0.5, rel=1e-3)
+    assert stream_collapse.kept("average", share) == pytest.approx(0.9**2)
 
 
 def test_cosines_are_a_half_at_the_times_computed_apart():

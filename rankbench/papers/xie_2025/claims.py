@@ -1,8 +1,9 @@
-"""Claim of Xie et al. 2025: doubly stochastic mixing matrices keep the size of the states."""
+"""Claims of Xie et al. 2025: doubly stochastic mixing keeps the size of the states, and lets streams become one."""
 
 import pandas as pd
 
 from rankbench.judging.claim import Claim, below
+from rankbench.judging.of_laws import agrees
 from rankbench.judging.residual_left import ends, keeps
 from rankbench.judging.sweeps import rows_at, with_exchanged
 
@@ -26,5 +27,14 @@ CLAIMS: dict[str, Claim] = {
         claimed=below(10.0),
         along="model.hyper_connections",
         control=with_exchanged("model.hyper_connections", "doubly_stochastic", "free"),
+    ),
+    # the line: three times the random error of 4 networks, whose tokens share the permutations
+    "law_stream_collapse": agrees(
+        law="stream_collapse",
+        line=0.1,
+        statement="Doubly stochastic mixing at a distance e from the identity keeps what makes the streams of a token "
+        "differ for about 1/e sub-layers, so that with depth the streams become one",
+        source=f"{XIE}; closed form derived here",
+        control="mixing by the identity, which keeps the streams apart",
     ),
 }
