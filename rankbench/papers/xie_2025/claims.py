@@ -1,8 +1,8 @@
-"""Claims of Xie et al. 2025: doubly stochastic mixing keeps the size of the states, and lets streams become one."""
+"""Claims of Xie et al. 2025: doubly stochastic mixing keeps the size of the states, and makes the streams one."""
 
 import pandas as pd
 
-from rankbench.judging.claim import Claim, below
+from rankbench.judging.claim import Claim, Control, below
 from rankbench.judging.of_laws import agrees
 from rankbench.judging.residual_left import ends, keeps
 from rankbench.judging.sweeps import rows_at, with_exchanged
@@ -17,6 +17,17 @@ def _growth_in_size(rows: pd.DataFrame) -> float:
     return max(growth, 1 / growth)
 
 
+def _trained_streams(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows of the sub-layers of trained networks that mix streams."""
+    return rows[(rows.weights == "trained") & (rows.variant == "full")].dropna(subset="mixing_gain")
+
+
+def _nearer_to_identity(rows: pd.DataFrame) -> float:
+    """Mean distance of the mixing matrices to the identity over that to the matrix that makes the streams equal."""
+    streams = _trained_streams(rows)
+    return streams.mixing_from_identity.mean() / streams.mixing_from_mean.mean()
+
+
 CLAIMS: dict[str, Claim] = {
     "knob_hyper_connections": keeps(
         statement="Doubly stochastic mixing matrices keep the size of the states within a factor of ten of the "
@@ -25,6 +36,33 @@ CLAIMS: dict[str, Claim] = {
         table="residual",
         measure=lambda rows: _growth_in_size(rows_at(rows, "model.hyper_connections", "doubly_stochastic")),
         claimed=below(10.0),
+        along="model.hyper_connections",
+        control=with_exchanged("model.hyper_connections", "doubly_stochastic", "free"),
+    ),
+    "xie_mixing_near_identity": keeps(
+        statement="In trained networks the mixing of the streams is nearer to the identity than to the matrix that "
+        "makes them equal (ratio of the mean distances).",
+        source=f"{XIE}; measured here",
+        table="residual",
+        measure=_nearer_to_identity,
+        claimed=below(1.0),
+        sourced=True,
+        control=Control.beyond(
+            "the two distances exchanged",
+            mixing_from_identity="mixing_from_mean",
+            mixing_from_mean="mixing_from_identity",
+        ),
+    ),
+    "xie_streams_become_one": keeps(
+        statement="With doubly stochastic mixing the streams of trained networks are one, and with free mixing they "
+        "are not (distance from their mean over their size, behind the sub-layer where it is largest; threshold: "
+        "ours).",
+        source=f"{XIE}; measured here",
+        table="residual",
+        measure=lambda rows: _trained_streams(
+            rows_at(rows, "model.hyper_connections", "doubly_stochastic")
+        ).stream_residual.max(),
+        claimed=below(0.1),
         along="model.hyper_connections",
         control=with_exchanged("model.hyper_connections", "doubly_stochastic", "free"),
     ),
