@@ -32,7 +32,7 @@ TASK_WORDS = {
     "char_lm": ["task.length_limit=8", "task.valid_size=4", *COUNTS, "model.mask=causal"],
     "nearest_neighbor": ["task.points=4", "task.dimension=6", *COUNTS],
     "linear_regression": ["task.points=4", "task.dimension=3", *COUNTS, "task.curriculum_every=null"],
-    "backcopy": ["task.length=4", *COUNTS],
+    "backcopy": ["task.length=4", *COUNTS, "model.mask=causal"],
 }
 TASK_WORDS["linear_regression"] += ["task.start_dimension=3", "task.start_points=4"]
 TINY = ["model.layers=2", "trainer.steps=1", "trainer.batch_size=4", "trainer.eval_every=1", "replicas=1"]
@@ -224,7 +224,7 @@ def test_a_model_is_refused_before_or_runs(name):
     reads_points = {"amsel", "amsel_d15", "amsel_d20"}
     causal = {model for model in MODELS if model.startswith("causal")} | {"lstm"}
     wanted = {
-        "char_lm": causal,
+        **dict.fromkeys(("char_lm", "backcopy"), causal),
         "nearest_neighbor": set(MODELS) - {"lstm"},
         **{task: set(MODELS) - reads_points for task in ("sorting", "memorization")},
     }

@@ -86,7 +86,7 @@ def test_the_page_of_extensions_is_a_plugin_that_keeps_its_promises(tmp_path):
         (tmp_path / "mine" / name).parent.mkdir(parents=True)
         (tmp_path / "mine" / name).write_text(text)
     done = succeeds("check", "plugins=mine", at=tmp_path).out
-    for tried in ("task=copying", "model.kind=scaled", "model.attention=cauchy", "model.attention=gated"):
+    for tried in ("task=copying", "model.kind=scaled", "model.attention=cauchy", "model.attention=signed_gate"):
         assert f"{tried}: " in done
     assert "optimizer.name=sign_descent: " in done and "analysis=weight_norms: " in done and "1 of METRICS" in done
 

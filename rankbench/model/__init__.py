@@ -31,7 +31,7 @@ def skeleton(cfg: ModelConfig, task: Task) -> Transformer | Lstm:
 
 
 def _on_meta(cfg: ModelConfig, task: Task, num_inputs: int, num_outputs: int) -> Transformer | Lstm:
-    if isinstance(task, Corpus) and cfg.mask != "causal":
+    if getattr(task, "asks_for_next", False) and cfg.mask != "causal":
         raise ConfigError(
             f"model.mask={cfg.mask}: task={task.name} asks for the next token, which this model would see; "
             "use model.mask=causal"

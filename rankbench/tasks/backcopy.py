@@ -39,6 +39,7 @@ class Backcopy:
     input_kind: ClassVar[str] = "tokens"
     target_kind: ClassVar[str] = "classes"
     padded: ClassVar[bool] = False
+    asks_for_next: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.triggers >= self.alphabet:

@@ -117,6 +117,7 @@ class Corpus(ABC):
     model may look ahead. train_size, test_size: None for all sequences of the text."""
 
     target_kind: ClassVar[str] = "classes"
+    asks_for_next: ClassVar[bool] = True  # targets are the next inputs, so models must not look ahead
     pad_to: int  # batches are padded to a multiple of this number of tokens
 
     @abstractmethod

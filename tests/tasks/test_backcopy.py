@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 
 from rankbench.config.keys import ConfigError
 from rankbench.config.schema import conf_dir
+from rankbench.model import skeleton
 from rankbench.seeds import generator_for
 from rankbench.tasks import build_task
 from rankbench.tasks.task import ABSENT, check_sample
@@ -62,3 +63,9 @@ def test_the_example_of_the_docstring(task, monkeypatch):
 def test_letters_that_are_all_triggers_are_refused(task):
     with pytest.raises(ConfigError, match=r"^task.triggers=16: .* use at most 15"):
         dataclasses.replace(task, triggers=16)
+
+
+def test_models_that_would_see_the_next_letter_are_refused(task, model_config):
+    skeleton(model_config(mask="causal"), task)
+    with pytest.raises(ConfigError, match=r"^model.mask=none: task=backcopy asks for the next token"):
+        skeleton(model_config(mask="none"), task)
