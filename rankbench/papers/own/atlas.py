@@ -181,7 +181,10 @@ CLAIMS |= {
         claimed=below(FRACTION),
         why_untrained=None,  # networks that have not learned are left out
         along=LAYERS,
-        control=Control.beyond("half of the longest path needed at every depth", k99=f"`{LAYERS}` / 2"),
+        control=Control(
+            "half of the longest path needed at every depth",
+            lambda rows: rows.assign(k99=rows[LAYERS].astype(float) / 2),
+        ),
     ),
     "grid_variance": Claim(
         statement="The variance of length, weighted by shares, is below its mean, as that of a sum of independent "
