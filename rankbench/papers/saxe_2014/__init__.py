@@ -1,7 +1,32 @@
-"""Saxe et al. 2014: orthogonal maps."""
+"""Claim of Saxe et al. 2014: orthogonal maps keep the rank."""
 
-from rankbench.papers.saxe_2014.claims import CLAIMS
+import pandas as pd
 
-__all__ = ["CLAIMS", "PAPERS"]
+from rankbench.judging.claim import Claim, NotMeasurable, above
+from rankbench.judging.residual_left import ends, keeps
+from rankbench.judging.sweeps import rows_at, with_exchanged
 
 PAPERS = {"Saxe et al. 2014": "Exact solutions to the nonlinear dynamics of learning"}
+HALF = 0.5  # share of a rank or an entropy above which it counts as kept
+
+
+def _rank_of_residual_kept(rows: pd.DataFrame) -> float:
+    first, last = ends(rows)
+    if last.below_floor:
+        raise NotMeasurable("the residual after the last layer is rounding")
+    return last.effective_rank_centred / first.effective_rank_centred
+
+
+CLAIMS: dict[str, Claim] = {
+    "knob_orthogonal_values": keeps(
+        statement="With orthogonal value maps more than half of the residual's effective rank is left after the last "
+        "layer (rank over that of the embedding).",
+        source="Saxe et al. 2014, Exact solutions to the nonlinear dynamics of learning",
+        table="residual",
+        measure=lambda rows: _rank_of_residual_kept(rows_at(rows, "model.values", "orthogonal")),
+        claimed=above(HALF),
+        along="model.values",
+        is_check=True,
+        control=with_exchanged("model.values", "orthogonal", "free"),
+    ),
+}

@@ -1,7 +1,18 @@
-"""Wang et al. 2022: the uniform part of attention."""
+"""Claim of Wang et al. 2022: the uniform part of attention makes tokens alike."""
 
-from rankbench.papers.wang_2022.claims import CLAIMS
-
-__all__ = ["CLAIMS", "PAPERS"]
+from rankbench.judging.claim import Claim
+from rankbench.judging.residual_left import left_along
 
 PAPERS = {"Wang et al. 2022": "Anti-oversmoothing in deep vision transformers"}
+WANG = "Wang et al. 2022, Anti-oversmoothing in deep vision transformers"
+
+CLAIMS: dict[str, Claim] = {
+    "knob_uniform_mix": left_along(
+        key="model.mix_uniform",
+        side=-1,
+        statement="Attention's uniform part, a low-pass filter, makes tokens alike: the less of it there is, the more "
+        "is left",
+        source=WANG,
+        table="residual",
+    ),
+}

@@ -1,9 +1,81 @@
-"""Zhai et al. 2023: the entropy of attention, and its collapse."""
+"""Claims of Zhai et al. 2023 on the entropy of attention and the spectral norms of its weights."""
 
-from rankbench.papers.zhai_2023.claims import CLAIMS
+import numpy as np
+import pandas as pd
+
+from rankbench.judging.claim import Claim, Control, above, exact_check
+from rankbench.judging.of_laws import agrees
+from rankbench.judging.residual_left import keeps
+from rankbench.judging.sweeps import rows_at, with_exchanged
 from rankbench.papers.zhai_2023.entropy_bound import LAW
-
-__all__ = ["CLAIMS", "LAWS", "PAPERS"]
 
 PAPERS = {"Zhai et al. 2023": "Preventing attention entropy collapse"}
 LAWS = {"entropy_bound": LAW}
+ZHAI = "Zhai et al. 2023, Preventing attention entropy collapse, Theorem 3.1"
+HALF = 0.5  # share of a rank or an entropy above which it counts as kept
+
+
+def _trained_mean(rows: pd.DataFrame, column: str) -> float:
+    return rows[rows.weights == "trained"][column].mean()
+
+
+def _log10_scores_lowered(rows: pd.DataFrame) -> float:
+    """log10 of the bound on trained heads' scores with plain weights over that with weights over their norms."""
+    rows = rows.assign(log10_bound=np.log10(rows.score_norm_bound))
+    plain, over_norms = (
+        _trained_mean(rows_at(rows, "model.weight_norm", value), "log10_bound") for value in ("none", "sigma")
+    )
+    return plain - over_norms
+
+
+def _entropy_kept(rows: pd.DataFrame) -> float:
+    """Attention entropy (mean over heads) at the last step over that at the first, in the layer that loses most."""
+    of_sigma = rows_at(rows, "model.weight_norm", "sigma")
+    weights = of_sigma[of_sigma.sublayer == "weights"]
+    by_layer = weights.groupby(["layer", "step"]).attention_entropy.mean().unstack()
+    return (by_layer.iloc[:, -1] / by_layer.iloc[:, 0]).min()
+
+
+CLAIMS: dict[str, Claim] = {
+    "zhai_heads_above_bound": exact_check(
+        statement="No row of attention has less entropy than the bound from the spectral norms of the head's maps and "
+        "of its tokens (least entropy less bound, in nats, the smallest over heads).",
+        source=ZHAI,
+        table="attention",
+        measure=lambda rows: (rows.least_entropy_nats - rows.entropy_bound_nats).min(),
+        claimed=above(0.0),
+        control=Control.beyond("the mean entropy of the head as its bound", entropy_bound_nats="entropy_nats"),
+    ),
+    "zhai_reparam_lowers_scores": Claim(
+        statement="With weights over their spectral norms trained heads have a smaller bound on their scores, and so a "
+        "higher one on their entropy (log10 of the bound without them over that with them, mean over heads).",
+        source=ZHAI,
+        table="attention",
+        measure=_log10_scores_lowered,
+        claimed=above(0.0),
+        along="model.weight_norm",
+        why_untrained=None,
+        control=with_exchanged("model.weight_norm", "sigma", "none"),
+    ),
+    "knob_sigma_reparam": keeps(
+        statement="With weights over their spectral norms no layer loses more than half of its attention's entropy in "
+        "training, and without them one does (entropy at the last step over that at the first, the layer that loses "
+        "most).",
+        source="Zhai et al. 2023, Preventing attention entropy collapse",
+        table="dynamics",
+        measure=_entropy_kept,
+        claimed=above(HALF),
+        along="model.weight_norm",
+        control=with_exchanged("model.weight_norm", "sigma", "none"),
+    ),
+    # the line: the descent ends where its steps turn in place, at rounding
+    "law_entropy_bound": agrees(
+        law="entropy_bound",
+        line=1e-9,
+        statement="Among scores of norm sigma the least entropy that a search finds is the bound of the theorem",
+        source="Zhai et al. 2023, Theorem 3.1",
+        control="scores whose largest entry, not whose norm, is sigma",
+        relative=True,
+        exact=True,
+    ),
+}
