@@ -41,14 +41,14 @@ class Judgement(NamedTuple):
 
     outcome: str
     measured: float = math.nan
-    low: float = math.nan
-    high: float = math.nan
+    low95: float = math.nan
+    high95: float = math.nan
     interval: str = "none"
     is_bound: bool = False
-    num_repeats: int = 0
-    reason: str = ""
     p_value: float = math.nan
+    num_repeats: int = 0
     more_repeats: float = math.nan
+    reason: str = ""
 
 
 def verdicts_of(name: str, claim: Claim, table: pd.DataFrame, facet: Facet) -> list[dict]:
@@ -83,27 +83,10 @@ def _setting_text(value: object) -> str:
 
 
 def _verdict(name: str, claim: Claim, rows: pd.DataFrame, where: str, judged: Judgement) -> dict:
-    outcome = judged.outcome
     if claim.is_check:
-        outcome = {HELD: PASSED, FAILED: BROKEN}.get(outcome, outcome)
-    return {
-        "claim": name,
-        "where": where,
-        "outcome": outcome,
-        "measured": judged.measured,
-        "low95": judged.low,
-        "high95": judged.high,
-        "interval": judged.interval,
-        "is_bound": judged.is_bound,
-        "published": _published(claim, rows),
-        "p_value": judged.p_value,
-        "num_seeds": rows.seed.nunique(),
-        "num_repeats": judged.num_repeats,
-        "repeats": claim.repeats,
-        "more_repeats": judged.more_repeats,
-        "reason": judged.reason,
-        **_words(claim),
-    }
+        judged = judged._replace(outcome={HELD: PASSED, FAILED: BROKEN}.get(judged.outcome, judged.outcome))
+    of_rows = {"published": _published(claim, rows), "num_seeds": rows.seed.nunique(), "repeats": claim.repeats}
+    return {"claim": name, "where": where, **judged._asdict(), **of_rows, **_words(claim)}
 
 
 def _words(claim: Claim) -> dict:
