@@ -30,10 +30,6 @@ def _full(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[(rows["rank"] == rows.width) & (rows.heads == 1)]
 
 
-def _has_full(rows: pd.DataFrame) -> bool:
-    return len(_full(rows)) > 0
-
-
 def _has_low(rows: pd.DataFrame) -> bool:
     return len(_low(rows)) > 0
 
@@ -206,12 +202,6 @@ def _full_for_low(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([full, full.assign(rank=1, heads=full.width)])
 
 
-def _reversed(rows: pd.DataFrame, column: str) -> pd.DataFrame:
-    """Reverse the order of a column's values."""
-    values = sorted(rows[column].dropna().unique())
-    return rows.assign(**{column: rows[column].map(dict(zip(values, reversed(values), strict=True)))})
-
-
 def _vote_of(rows: pd.DataFrame) -> pd.Series:
     """Formula of the majority vote for each row's dimension and number of heads."""
     return rows.join(_by_heads(rows, "majority_vote").rename("formula"), on=["dimension", "heads"]).formula
@@ -240,7 +230,13 @@ UNTRAINED_HEADS = Control(
     "the heads' initial weights in place of the trained ones", partial(initial_for_trained, of="head")
 )
 
-_trained = partial(Claim, table="head_rank", across=True, applies=_has_full, why_untrained=_full_rank_in_training)
+_trained = partial(
+    Claim,
+    table="head_rank",
+    across=True,
+    applies=lambda rows: len(_full(rows)) > 0,
+    why_untrained=_full_rank_in_training,
+)
 _formula = partial(Claim, table="rank_theory", across=True, why_untrained=None)
 
 CLAIMS: dict[str, Claim] = {
@@ -316,7 +312,9 @@ CLAIMS: dict[str, Claim] = {
         applies=_has_low,
         why_untrained=_growth_may_turn,
         published=partial(_printed, figure="amsel_role_of_n"),
-        control=Control("the numbers of points in reverse order", partial(_reversed, column="examples")),
+        control=Control.beyond(
+            "the numbers of points in reverse order", examples="examples.max() + examples.min() - examples"
+        ),
     ),
     "amsel_trained_above_bound": _trained(
         statement="No trained heads are below the lower bound for any value maps (smallest ratio of error to bound).",

@@ -242,10 +242,7 @@ COLLAPSE: dict[str, Claim] = {
         along="model",
         applies=lambda rows: {"transformer", "san_mlp"} <= set(rows.model) and set(rows.weights) == {"trained"},
         why_untrained=lambda rows: _why_untrained(rows[rows.model == "san_mlp"]),
-        control=Control(
-            "the two networks exchanged",
-            lambda rows: rows.replace({"model": {"transformer": "san_mlp", "san_mlp": "transformer"}}),
-        ),
+        control=with_exchanged("model", "transformer", "san_mlp"),
     ),
     "dong_fig2_trained_alike": Claim(
         statement="Without skips, with MLPs (no_skip) or without (attention_only), a network collapses before and "

@@ -10,10 +10,7 @@ from rankbench.judging.residual_left import layers_ahead, log10_left, share
 from rankbench.papers.dong_2021.collapse import JUST_ABOVE, VANISHED, ahead, claim_on_collapse
 
 LAYERNORM = "Dong et al. 2021, sec. 3.3"
-
-
-def _shift_by_norms(rows: pd.DataFrame) -> float:
-    return layers_ahead(log10_left(rows, "attention_only"), log10_left(rows, "attention_only_no_norm"))
+BOTH = ("attention_only", "attention_only_no_norm")  # with norms and without
 
 
 def _collapses_without_norms(rows: pd.DataFrame) -> bool:
@@ -46,7 +43,7 @@ NORMS: dict[str, Claim] = {
         statement="LayerNorm plays no role: where attention alone collapses without it, it shifts the collapse by less "
         "than one layer to either side (log3 of the ratio of the logarithms of the relative residual, with over "
         "without).",
-        measure=_shift_by_norms,
+        measure=lambda rows: layers_ahead(*(log10_left(rows, variant) for variant in BOTH)),
         claimed=within(1.0),
         control=ahead("variant", "attention_only", of="attention_only_no_norm"),
     ),

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from rankbench.judging.claim import Claim, Control, NotMeasurable, above, below, within
-from rankbench.judging.sweeps import in_reverse, rows_by_value
+from rankbench.judging.sweeps import in_reverse, rows_by_value, with_exchanged
 
 AT_CHANCE = 0.05  # "not much better than a random guess", taken as within five points of the commonest class
 # "consistently": of six lengths at most one pair of neighbours may be in the wrong order (-.87; two such pairs: -.73)
@@ -133,12 +133,6 @@ def every_seed_goes_round(rows: pd.DataFrame) -> str:
     return f"{lost} of {len(trained)} networks have not learned a step of the circle" if lost else ""
 
 
-def _lengths_reversed(rows: pd.DataFrame) -> pd.DataFrame:
-    later = rows.path_length >= 1
-    reverse = rows.path_length.max() + rows.path_length[later].min() - rows.path_length
-    return rows.assign(path_length=reverse.where(later, rows.path_length))
-
-
 _rollout = partial(Claim, source=FIG3, table="rollout", why_untrained=every_seed_goes_round)
 # A claim on path lengths, which are computed without chance or training
 _counted = partial(Claim, source=FIG5, table="path_counts", why_untrained=None, exact=True)
@@ -147,14 +141,12 @@ _protocol = partial(Claim, source=FIG4, table="paths", by=("scheme",), floor="su
 TURNED_ROUND = Control.beyond(
     "every run that collapses does not, and the others do", collapsed="1 - collapsed", escaped=0
 )
+LENGTHS_REVERSED = Control.beyond(
+    "the lengths from 1 on in reverse order", of="path_length >= 1", path_length="path_length.max() + 1 - path_length"
+)
 SIX_POINTS_ABOVE = Control.beyond(
     "every accuracy 6 points above the commonest class", accuracy="majority_accuracy + 0.06"
 )
-
-
-def _exchanged(name: str, other: str) -> Control:
-    names = {name: other, other: name}
-    return Control(f"{name} exchanged with {other}", lambda rows: rows.replace({"architecture": names}))
 
 
 def _whole(statement: str, line: float, published: float) -> Claim:
@@ -255,7 +247,7 @@ PATHS: dict[str, Claim] = {
         measure=_rank_correlation_with_length,
         claimed=below(CONSISTENTLY),
         since="2026-11-26",
-        control=Control("the accuracies of the lengths from 1 on in reverse order", _lengths_reversed),
+        control=LENGTHS_REVERSED,
     ),
     "dong_fig4_longest_at_chance": _protocol(
         statement="The longest paths are as good as a random guess (their accuracy less that of the commonest class; "
@@ -276,7 +268,7 @@ PATHS: dict[str, Claim] = {
         "larger standard deviation than that of length 1 (log10 of their ratio).",
         measure=_longest_vary_more,
         claimed=above(0.0),
-        control=Control("the lengths from 1 on in reverse order", _lengths_reversed),
+        control=LENGTHS_REVERSED,
     ),
     "dong_fig4_length_0_is_one_path": _protocol(
         statement="Length-zero paths attain very small variance: there is one such path, so repeated samples are "
@@ -295,7 +287,7 @@ PATHS: dict[str, Claim] = {
         statement="GPT-3 has the longest paths of the nine (its mean length less the longest of the others, in heads).",
         measure=partial(_gpt3_ahead, column="mean"),
         claimed=above(0.0),
-        control=_exchanged("GPT-3", "DeiT-T"),
+        control=with_exchanged("architecture", "GPT-3", "DeiT-T"),
     ),
     "dong_fig5_gpt3_most_long_paths": _counted(
         statement="GPT-3 is the most long-paths-focused of the nine, by the share of the layers that a path enters "
@@ -303,20 +295,20 @@ PATHS: dict[str, Claim] = {
         "GPT-3 is judged by dong_fig5_gpt3_longest).",
         measure=partial(_gpt3_ahead, column="mean_over_layers"),
         claimed=above(0.0),
-        control=_exchanged("GPT-3", "DeiT-T"),
+        control=with_exchanged("architecture", "GPT-3", "DeiT-T"),
     ),
     "dong_fig5_small_berts_diverse": _counted(
         statement="DistilBERT's and MobileBERT's path lengths over layers are among the three most diverse (rank of "
         "the lower one by standard deviation).",
         measure=partial(_rank_of_small_berts, column="sd_over_layers"),
         claimed=below(3.5),
-        control=_exchanged("DistilBERT", "T5-11B"),
+        control=with_exchanged("architecture", "DistilBERT", "T5-11B"),
     ),
     "dong_fig5_small_berts_diverse_in_heads": _counted(
         statement="DistilBERT's and MobileBERT's path lengths in heads are among the three most diverse (rank of the "
         "lower one by standard deviation).",
         measure=partial(_rank_of_small_berts, column="sd"),
         claimed=below(3.5),
-        control=_exchanged("DistilBERT", "T5-11B"),
+        control=with_exchanged("architecture", "DistilBERT", "T5-11B"),
     ),
 }

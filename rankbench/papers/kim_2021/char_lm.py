@@ -15,7 +15,7 @@ import pandas as pd
 
 from rankbench.judging.claim import STILL_FALLS, Claim, Control, NotMeasurable, Threshold, above, below, within
 from rankbench.judging.published import published
-from rankbench.judging.sweeps import MOSTLY, rank_correlation
+from rankbench.judging.sweeps import MOSTLY, rank_correlation, with_exchanged
 from rankbench.runs.tables import fall_in_last_quarter
 
 DOT, L2, TIED = "causal", "causal_l2", "causal_l2_tied"
@@ -181,12 +181,6 @@ def _set_from_base(rows: pd.DataFrame, variant: str, base: str, *values: str, ad
     return rows.assign(**rows[list(values)].where(rows.variant != variant, of_variant))
 
 
-def _depths_reversed(rows: pd.DataFrame) -> pd.DataFrame:
-    layers = sorted(rows.layers[rows.variant == CONTRACTIVE].unique())
-    reverse = rows.layers.map(dict(zip(layers, reversed(layers), strict=True)))
-    return rows.assign(layers=rows.layers.where(rows.variant != CONTRACTIVE, reverse))
-
-
 def _dot_as_tied(rows: pd.DataFrame) -> pd.DataFrame:
     alike = _set_from_base(rows, DOT, TIED, "test_loss", add=0.0)
     return alike.assign(loss=alike.test_loss)
@@ -229,7 +223,7 @@ def _compared(
 
 def _loses(variant: str, base: str, line: float = 0.0, **claim: Any) -> Claim:
     """Claim that the variant loses more than the line against the base."""
-    return _compared(variant, base, above(line), _exchange(variant, base), **claim)
+    return _compared(variant, base, above(line), with_exchanged("variant", variant, base), **claim)
 
 
 def _loses_little(variant: str, base: str, claimed: Threshold, **claim: Any) -> Claim:
@@ -257,11 +251,6 @@ def _timed(variant: str, name: str) -> Claim:
             "times 1.15 times those of dot products", of=f"variant == '{variant}'", seconds="1.15 * seconds_dot"
         ),
     )
-
-
-def _exchange(variant: str, base: str) -> Control:
-    names = {variant: base, base: variant}
-    return Control(f"{variant} and {base} exchanged", lambda rows: rows.replace({"variant": names}))
 
 
 FIG4 = "Kim et al. 2021, Fig. 4 and Table 2"
@@ -300,7 +289,11 @@ CHAR_LM: dict[str, Claim] = {
         claimed=below(-MOSTLY),
         why_untrained=partial(_untrained, variants=(CONTRACTIVE,)),
         published=_printed,
-        control=Control("its numbers of layers in reverse order", _depths_reversed),
+        control=Control.beyond(
+            "its numbers of layers in reverse order",
+            of=f"variant == '{CONTRACTIVE}'",
+            layers="layers.max() + 1 - layers",
+        ),
     ),
     "kim_lstm": _curves(
         statement="The best LSTM of the paper's width, 512, reaches about one nat (per symbol, less 1; threshold: "

@@ -1,7 +1,5 @@
 """Claims of Nait Saada et al. 2025 on the second singular value of attention."""
 
-import pandas as pd
-
 from rankbench.judging.claim import Claim, Control, above
 from rankbench.judging.of_laws import agrees
 from rankbench.papers.nait_saada_2025.spectral_gap import LAW
@@ -10,17 +8,13 @@ PAPERS = {"Nait Saada et al. 2025": "Mind the gap: a spectral analysis of rank c
 LAWS = {"spectral_gap": LAW}
 
 
-def _trained_mean(rows: pd.DataFrame, column: str) -> float:
-    return rows[rows.weights == "trained"][column].mean()
-
-
 CLAIMS: dict[str, Claim] = {
     "law_gap_of_heads": Claim(
         statement="Heads that have learned are no random Markov matrices: their second singular value is above that of "
         "independent weights of the same variance (ratio, mean over heads; above 1.5, threshold: ours).",
         source="Nait Saada et al. 2025, Mind the gap; how far heads are from its law is measured here",
         table="attention",
-        measure=lambda rows: _trained_mean(rows, "singular_over_law"),
+        measure=lambda rows: rows[rows.weights == "trained"].singular_over_law.mean(),
         claimed=above(1.5),
         why_untrained=None,
         scale="positive",

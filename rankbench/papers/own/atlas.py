@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from rankbench.judging.claim import LEARNED, Claim, Control, NotMeasurable, above, below, within
-from rankbench.judging.sweeps import rows_by_value
+from rankbench.judging.sweeps import rows_by_value, with_exchanged
 
 SOURCE = "rankbench, experiment=atlas"
 KINDS = ("states", "logits", "output")
@@ -61,10 +61,6 @@ def _tokens_behind_mean(rows: pd.DataFrame) -> float:
     lengths = _lengths(rows)
     mean, tokens = lengths.excess_loss_upto.abs() < 0.01, lengths.loss_settled_upto >= MOST_TOKENS
     return lengths.path_length[tokens].min() - lengths.path_length[mean].min()
-
-
-def _has_targets(rows: pd.DataFrame) -> bool:
-    return bool(rows.loss_settled_upto.notna().any())
 
 
 def _is_trained(rows: pd.DataFrame) -> bool:
@@ -143,7 +139,7 @@ CLAIMS: dict[str, Claim] = {
         "nats of theirs: errors of tokens cancel in the mean (heads by which the tokens come later).",
         measure=_tokens_behind_mean,
         claimed=above(0.0),
-        applies=lambda rows: _is_trained(rows) and _has_targets(rows),
+        applies=lambda rows: _is_trained(rows) and rows.loss_settled_upto.notna().any(),
         control=Control.beyond("tokens that are all close from the start", loss_settled_upto=1.0),
     ),
     "atlas_training_lengthens": _of_networks(
@@ -152,10 +148,7 @@ CLAIMS: dict[str, Claim] = {
         measure=_trained_over_fresh,
         claimed=above(0.0),
         applies=_is_trained,
-        control=Control(
-            "the two kinds of weights exchanged",
-            lambda rows: rows.replace({"weights": {"trained": "initialised", "initialised": "trained"}}),
-        ),
+        control=with_exchanged("weights", "trained", "initialised"),
     ),
     "atlas_hard_tokens": _of_networks(
         statement="Difficulty is not depth: the third of the tokens with the largest loss is within .01 nats of the "

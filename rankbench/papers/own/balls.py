@@ -24,14 +24,6 @@ def looseness(rows: pd.DataFrame) -> pd.Series:
     return np.log10((by_radius.bound / by_radius.lower_bound).clip(upper=USELESS))
 
 
-def _is_l2(rows: pd.DataFrame) -> bool:
-    return bool((rows.attention == "l2").all())
-
-
-def _at_every_radius(rows: pd.DataFrame) -> float:
-    return looseness(rows_at(rows, "model.norm", "none")).max()
-
-
 def _near_the_data(rows: pd.DataFrame) -> float:
     of_radius = looseness(rows_at(rows, "model.norm", "pre"))
     near = of_radius[of_radius.index >= NEAR]
@@ -53,8 +45,8 @@ CLAIMS: dict[str, Claim] = {
         statement="With tied L2 attention, no norms and no singular value above 1, the bound on the whole trained "
         "network's Jacobian is within ten times the largest norm that ascent finds, on balls of every radius (log10 of "
         "the largest ratio).",
-        measure=_at_every_radius,
-        applies=_is_l2,  # no theorem holds everywhere for dot products
+        measure=lambda rows: looseness(rows_at(rows, "model.norm", "none")).max(),
+        applies=lambda rows: (rows.attention == "l2").all(),  # no theorem holds everywhere for dot products
         control=with_exchanged("model.norm", "none", "pre"),
         in_words="the bound is up to {} times the largest norm found",
     ),

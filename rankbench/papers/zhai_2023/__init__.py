@@ -15,16 +15,10 @@ ZHAI = "Zhai et al. 2023, Preventing attention entropy collapse, Theorem 3.1"
 HALF = 0.5  # share of a rank or an entropy above which it counts as kept
 
 
-def _trained_mean(rows: pd.DataFrame, column: str) -> float:
-    return rows[rows.weights == "trained"][column].mean()
-
-
 def _log10_scores_lowered(rows: pd.DataFrame) -> float:
     """log10 of the bound on trained heads' scores with plain weights over that with weights over their norms."""
-    rows = rows.assign(log10_bound=np.log10(rows.score_norm_bound))
-    plain, over_norms = (
-        _trained_mean(rows_at(rows, "model.weight_norm", value), "log10_bound") for value in ("none", "sigma")
-    )
+    of_both = (rows_at(rows, "model.weight_norm", value) for value in ("none", "sigma"))
+    plain, over_norms = (np.log10(of_one[of_one.weights == "trained"].score_norm_bound).mean() for of_one in of_both)
     return plain - over_norms
 
 
