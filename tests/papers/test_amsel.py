@@ -14,7 +14,7 @@ from rankbench.config.schema import conf_dir
 from rankbench.judging import CLAIMS, judge, published
 from rankbench.model import initial_model
 from rankbench.papers import amsel, garg_2022
-from rankbench.papers.amsel.claims import LEARNED_ERROR
+from rankbench.papers.amsel import LEARNED_ERROR
 from rankbench.runs.tables import with_who
 from rankbench.tasks.nearest_neighbor import NearestNeighbor
 

@@ -3,7 +3,5 @@
 from rankbench.papers.blog.causes import CAUSES_OF_COLLAPSE
 from rankbench.papers.blog.claims import CLAIMS as CONDITIONS
 
-__all__ = ["CLAIMS", "PAPERS"]
-
 PAPERS = {"Attention-paths blog": "Weak interdependence of attention paths"}
 CLAIMS = CONDITIONS | CAUSES_OF_COLLAPSE

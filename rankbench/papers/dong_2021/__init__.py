@@ -5,8 +5,6 @@ from rankbench.papers.dong_2021.layernorm import NORMS
 from rankbench.papers.dong_2021.paths import PATHS
 from rankbench.papers.dong_2021.remarks import REMARKS
 
-__all__ = ["CLAIMS", "PAPERS"]
-
 PAPERS = {
     "Dong et al. 2021": "Attention is not all you need: pure attention loses rank doubly exponentially with depth"
 }

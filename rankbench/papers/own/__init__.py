@@ -3,8 +3,6 @@
 from rankbench.papers.own import atlas, balls, claims, signal_map
 from rankbench.papers.own.path_lengths import LAW
 
-__all__ = ["CLAIMS", "LAWS", "PAPERS"]
-
 CLAIMS = {**claims.CLAIMS, **balls.CLAIMS, **atlas.CLAIMS, **signal_map.CLAIMS}
 PAPERS = {"rankbench": "Claims and checks of our own"}
 LAWS = {"path_lengths": LAW}
