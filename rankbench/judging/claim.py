@@ -60,6 +60,8 @@ def untrained_by_accuracy(rows: pd.DataFrame) -> str:
 
     Where `ceiling_accuracy` is known, the accuracy is taken as a share of it.
     """
+    if "whole_accuracy" not in rows:
+        return "the table does not say whether the network has learned its task; analyse the run again"
     reached = rows.whole_accuracy
     if "ceiling_accuracy" in rows:
         reached = reached / rows.ceiling_accuracy.fillna(1.0)

@@ -16,9 +16,10 @@ MOSTLY = 0.5
 TENTH_MORE = math.log10(1.1)
 
 
-def rows_by_value(rows: pd.DataFrame, key: str) -> dict[Any, pd.DataFrame]:
-    """Rows of each value of a swept key, in increasing order; words in alphabetical order."""
-    if key not in rows:
+def rows_by_value(rows: pd.DataFrame, key: str, fewest: int = 1) -> dict[Any, pd.DataFrame]:
+    """Rows of each value of a swept key, in increasing order; words in alphabetical order. fewest: values that the
+    sweep must have."""
+    if key not in rows or rows[key].nunique() < fewest:
         raise NotMeasurable(f"this needs a sweep over {key}")
     try:
         values = rows[key].astype(float)
@@ -53,9 +54,7 @@ def trend(rows: pd.DataFrame, key: str, measure: Callable[[pd.DataFrame], float]
 
     One number may be hidden by rounding: it can be ranked if its bound is below all others.
     """
-    numbers = {value: measure(of_value) for value, of_value in rows_by_value(rows, key).items()}
-    if len(numbers) < 2:
-        raise NotMeasurable(f"this needs a sweep over {key}")
+    numbers = {value: measure(of_value) for value, of_value in rows_by_value(rows, key, fewest=2).items()}
     hidden = [number for number in numbers.values() if isinstance(number, AtMost)]
     seen = [number for number in numbers.values() if not isinstance(number, AtMost)]
     if len(hidden) > 1 or (hidden and hidden[0] >= min(seen)):

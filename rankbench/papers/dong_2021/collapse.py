@@ -103,28 +103,15 @@ def _least_kept_in_training(rows: pd.DataFrame) -> float:
 # Conditions: which rows a claim is about, and whether the networks have learned
 
 
-def _differ(rows: pd.DataFrame, variant: str = "full", other: str = "no_skip") -> bool:
-    """Whether two variants differ: by default, whether there are skips."""
-    first, second = (rows[rows.variant == name].log10_residual.to_numpy() for name in (variant, other))
+def _differ(rows: pd.DataFrame, variant: str = "full", other: str = "no_skip", column: str = "log10_residual") -> bool:
+    """Whether the states of two variants differ: by default, whether there are skips."""
+    first, second = (rows[rows.variant == name][column].dropna().to_numpy() for name in (variant, other))
     return len(first) == len(second) > 0 and (first != second).any()
 
 
 def _nowhere_contractive(rows: pd.DataFrame) -> bool:
     first = rows[(rows.bound == "theorem") & rows.source.str.startswith("Theorem") & (rows.layer == 1)]
     return len(first) > 0 and bool((first.contractive == 0).all())
-
-
-def _has_skips(rows: pd.DataFrame) -> bool:
-    """Whether the whole network differs from the one without skips; rows of the table `residual`."""
-    states = rows[rows.residual.notna()]
-    full, no_skip = (states[states.variant == variant].residual.to_numpy() for variant in ("full", "no_skip"))
-    return len(full) == len(no_skip) > 0 and (full != no_skip).any()
-
-
-def _why_untrained(rows: pd.DataFrame) -> str:
-    if "whole_accuracy" not in rows:
-        return "the table does not say whether the network has learned its task; analyse the run again"
-    return untrained_by_accuracy(rows)
 
 
 # Controls: set-ups in which a claim must fail
@@ -197,7 +184,7 @@ COLLAPSE: dict[str, Claim] = {
         scale="share",
         why_untrained=None,
         is_check=True,
-        applies=_has_skips,
+        applies=partial(_differ, column="residual"),
         since="2026-11-26",
         control=Control.beyond("an accuracy of .94 in every seed", whole_accuracy=0.94),
     ),
@@ -241,7 +228,7 @@ COLLAPSE: dict[str, Claim] = {
         claimed=above(0.0),
         along="model",
         applies=lambda rows: {"transformer", "san_mlp"} <= set(rows.model) and set(rows.weights) == {"trained"},
-        why_untrained=lambda rows: _why_untrained(rows[rows.model == "san_mlp"]),
+        why_untrained=lambda rows: untrained_by_accuracy(rows[rows.model == "san_mlp"]),
         control=with_exchanged("model", "transformer", "san_mlp"),
     ),
     "dong_fig2_trained_alike": Claim(
@@ -254,7 +241,6 @@ COLLAPSE: dict[str, Claim] = {
         claimed=within(1.0),
         by=("variant",),
         applies=lambda rows: rows.variant.isin(["no_skip", "attention_only"]).all(),
-        why_untrained=_why_untrained,
         control=ahead("weights", "trained", of="initialised"),
     ),
     "dong_thm_rate_cubic": claim_on_collapse(

@@ -83,10 +83,7 @@ def _stays(rows: pd.DataFrame) -> float:
 
 
 def _fewer_when_wide(rows: pd.DataFrame) -> float:
-    widths = rows_by_value(rows, "model.width")
-    if len(widths) < 2:
-        raise NotMeasurable("this needs a sweep over model.width")
-    narrow, *_, wide = widths.values()
+    narrow, *_, wide = rows_by_value(rows, "model.width", fewest=2).values()
     return _collapses(narrow) - _collapses(wide)
 
 

@@ -102,10 +102,10 @@ def _printed(rows: pd.DataFrame, figure: str = "kim_table2", value: str = "test_
 # When language models count as trained
 
 
-def _untrained(rows: pd.DataFrame, variants: tuple[str, ...], most: float = np.inf) -> str:
+def _untrained(rows: pd.DataFrame, variants: tuple[str, ...]) -> str:
     """Say why the compared networks count as untrained; empty unless one of them (mean over seeds) knows little more
     than how common each symbol is, or has a test loss that still falls."""
-    return _knows_only_frequencies(rows, variants, most) or _still_falls(rows, variants, most=most)
+    return _knows_only_frequencies(rows, variants, np.inf) or _still_falls(rows, variants)
 
 
 def _may_turn(
