@@ -27,6 +27,7 @@ from rankbench.judging.claim import (
     Claim,
     NotMeasurable,
 )
+from rankbench.judging.registries import CLAIMS
 from rankbench.runs.intervals import interval95, num_to_decide, p_value
 
 Facet = str | Sequence[str] | None  # the column, or columns, of the keys that a sweep varies
@@ -51,11 +52,12 @@ class Judgement(NamedTuple):
     reason: str = ""
 
 
-def verdicts_of(name: str, claim: Claim, table: pd.DataFrame, facet: Facet) -> list[dict]:
-    """Verdicts of one claim on a table: one for each value of the claim's `by` columns and of the facet.
+def judge(name: str, table: pd.DataFrame, facet: Facet = None) -> list[dict]:
+    """Verdicts of one claim on a table: one for each value of the columns it is judged by and of the facet.
 
     Rows that the claim is not about are skipped. If that leaves nothing, the only verdict says so.
     """
+    claim = CLAIMS[name]
     if "view" in table:  # claims about residuals are about all tokens
         table = table[table.view == "all"]
     verdicts = [
@@ -106,15 +108,23 @@ def _words(claim: Claim) -> dict:
     }
 
 
-def is_of_another_test(claim: Claim, verdict: dict) -> bool:
-    """Whether a stored verdict comes from a test that the claim no longer has."""
+def is_outdated(verdict: dict) -> bool:
+    """Whether a stored verdict comes from a test that its claim no longer has."""
+    claim = CLAIMS.get(verdict["claim"])
+    if claim is None:
+        return False
     return verdict["claimed"] != str(claim.claimed) or (verdict.get("since") or "") != claim.since
 
 
-def brought_up_to_date(claim: Claim, verdict: dict) -> dict:
-    """A stored verdict in the words of today's claim; undecided if it comes from another test."""
-    words = _words(claim)
-    if verdict["reason"] == NOTHING or not is_of_another_test(claim, verdict):
+def of_today(verdicts: list[dict]) -> list[dict]:
+    """Stored verdicts in the words of today's claims, undecided where the test has changed. Those of claims that are no
+    longer judged are left out."""
+    return [_brought_up_to_date(verdict) for verdict in verdicts if verdict["claim"] in CLAIMS]
+
+
+def _brought_up_to_date(verdict: dict) -> dict:
+    words = _words(CLAIMS[verdict["claim"]])
+    if verdict["reason"] == NOTHING or not is_outdated(verdict):
         return verdict | {name: words[name] for name in ("statement", "threshold", "since")}
     before = f"{measured_text(verdict)}, claimed {verdict['claimed']}"
     reason = f"{NOT_JUDGED} ({verdict['outcome']} before: {before})"
@@ -144,7 +154,7 @@ def _controlled(claim: Claim, rows: pd.DataFrame) -> Judgement:
 
     "held" becomes undecided if the control does not fail; "failed" does if the claim only says that an example exists.
     """
-    judged = _judge(claim, rows)
+    judged = _judgement(claim, rows)
     if claim.floor in rows and (num_rounding := int((rows[claim.floor] > 0).sum())):
         note = f"{num_rounding} of {len(rows)} rows are at the floor of rounding ({claim.floor})"
         judged = judged._replace(reason="; ".join(filter(None, [judged.reason, note])))
@@ -152,14 +162,14 @@ def _controlled(claim: Claim, rows: pd.DataFrame) -> Judgement:
         return judged._replace(outcome=UNDECIDED, reason="no example here, which does not refute that there is one")
     if judged.outcome != HELD:
         return judged
-    control = _judge(claim, claim.control.falsify(rows.copy()))
+    control = _judgement(claim, claim.control.falsify(rows.copy()))
     if control.outcome == FAILED:
         return judged
     reason = f"its control did not fail ({control.outcome}): {claim.control.statement}"
     return judged._replace(outcome=UNDECIDED, reason=reason)
 
 
-def _judge(claim: Claim, rows: pd.DataFrame) -> Judgement:
+def _judgement(claim: Claim, rows: pd.DataFrame) -> Judgement:
     if rows.empty:
         return Judgement(UNDECIDED, reason="there are no such rows")
     if claim.repeats not in rows:
