@@ -38,7 +38,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rankbench.measures.attention_matrices import Rows, per_queries, shares
-from rankbench.measures.norms import composite_norm, frobenius_norm, own_rounding, residual_matrix
+from rankbench.measures.norms import composite_norm, frobenius_norm, own_rounding, residual_matrix, without_absent
 from rankbench.measures.states import value_per_length
 from rankbench.measures.token_views import View, counted_first
 from rankbench.model.network import AnyStep, AttentionStep, Network, run
@@ -216,24 +216,32 @@ def num_passes(num_tokens: int, width: int) -> int:
 
 def floor_of(x_BND: Tensor, perturbed: Iterable[Tensor], lengths_B: Tensor | None) -> Tensor:
     """Floor of the residual of a state, (B,), from its value in each perturbed pass."""
-    return _largest(x_BND, perturbed, partial(value_per_length, lengths_B=lengths_B))
-
-
-def _largest(x: Tensor, perturbed: Iterable[Tensor], by_sequence: Callable) -> Tensor:
-    """The largest error of the residual in a perturbed pass, and at least the rounding of x itself.
-    by_sequence(measure, x): the measure of each sequence's own part of a batch."""
-    largest = by_sequence(own_rounding, x).clamp(min=torch.finfo(x.dtype).tiny)
-    for perturbed_x in perturbed:
-        error = by_sequence(lambda part: composite_norm(residual_matrix(part)), perturbed_x - x)
-        largest = torch.maximum(largest, MARGIN * error)
-    return largest
+    return _residual_floor(x_BND, perturbed, partial(value_per_length, lengths_B=lengths_B))
 
 
 def floor_of_weights(
     p_BHNM: Tensor, perturbed: Iterable[Tensor], lengths_B: Tensor | None, counted_BN: Tensor | None
 ) -> Tensor:
     """Floor of the residual of P, (B, H), from its value in each perturbed pass."""
-    return _largest(p_BHNM, perturbed, partial(of_queries, lengths_B=lengths_B, counted_BN=counted_BN))
+    return _residual_floor(p_BHNM, perturbed, partial(of_queries, lengths_B=lengths_B, counted_BN=counted_BN))
+
+
+def _residual_floor(x: Tensor, perturbed: Iterable[Tensor], by_sequence: Callable) -> Tensor:
+    """by_sequence(measure, x): the measure of each sequence's own part of a batch."""
+    residual = partial(by_sequence, lambda part: composite_norm(residual_matrix(part)))
+    return _largest(x, perturbed, residual, by_sequence(own_rounding, x))
+
+
+def _largest(
+    x: Tensor, perturbed: Iterable[Tensor], size: Callable[[Tensor], Tensor], own: Tensor | None = None
+) -> Tensor:
+    """The largest size of the error in a perturbed pass, times MARGIN, and at least the rounding of x itself. own: that
+    rounding; None: eps times the size of x."""
+    dtype = torch.finfo(x.dtype)
+    largest = (dtype.eps * size(x) if own is None else own).clamp(min=dtype.tiny)
+    for perturbed_x in perturbed:
+        largest = torch.maximum(largest, MARGIN * size(perturbed_x - x))
+    return largest
 
 
 def floor_of_distances(
@@ -241,17 +249,12 @@ def floor_of_distances(
 ) -> Tensor:
     """Floor of P's distance to a fixed matrix, ||P - Q||_F / sqrt(N) with N the queries that count, (B, H): no such
     distance changes by more than P does."""
-    of = partial(of_queries, _size_of_rows, lengths_B=lengths_B, counted_BN=counted_BN)
-    dtype = torch.finfo(p_BHNM.dtype)
-    largest = (dtype.eps * of(p_BHNM)).clamp(min=dtype.tiny)
-    for perturbed_BHNM in perturbed:
-        largest = torch.maximum(largest, MARGIN * of(perturbed_BHNM - p_BHNM))
-    return largest
 
+    def size_of_rows(p_BHNM: Tensor) -> Tensor:
+        """Root mean square of the Euclidean norms of the rows, (B, H)."""
+        return frobenius_norm(p_BHNM) / p_BHNM.shape[-2] ** 0.5
 
-def _size_of_rows(p_BHNM: Tensor) -> Tensor:
-    """Root mean square of the Euclidean norms of the rows, (B, H)."""
-    return frobenius_norm(p_BHNM) / p_BHNM.shape[-2] ** 0.5
+    return _largest(p_BHNM, perturbed, partial(of_queries, size_of_rows, lengths_B=lengths_B, counted_BN=counted_BN))
 
 
 def of_queries(
@@ -278,12 +281,7 @@ class FloorsOfSums(NamedTuple):
     def of(cls, sums_GBND: Tensor, perturbed: Sequence[Tensor], counted_BN: Tensor | None) -> "FloorsOfSums":
         """From the same sums in each perturbed pass."""
         seen, kept_B = counted_first(counted_BN)
-        counted_BN1 = 1.0 if counted_BN is None else counted_BN[..., None]
-        dtype = torch.finfo(sums_GBND.dtype)
-        norm_GB = (dtype.eps * frobenius_norm(sums_GBND * counted_BN1)).clamp(min=dtype.tiny)
-        for other_GBND in perturbed:
-            error_GB = frobenius_norm((other_GBND - sums_GBND) * counted_BN1)
-            norm_GB = torch.maximum(norm_GB, MARGIN * error_GB)
+        norm_GB = _largest(sums_GBND, perturbed, lambda x_GBND: frobenius_norm(without_absent(x_GBND, counted_BN)))
         residuals = [
             floor_of(seen(sum_BND), [seen(other_GBND[group]) for other_GBND in perturbed], kept_B)
             for group, sum_BND in enumerate(sums_GBND)
@@ -292,8 +290,7 @@ class FloorsOfSums(NamedTuple):
 
     def share_below(self, sums_GBND: Tensor, counted_BN: Tensor | None) -> Tensor:
         """Share of sequences for which a sum, of the tokens that count, is no more than rounding; (G,)."""
-        counted_BN1 = 1.0 if counted_BN is None else counted_BN[..., None]
-        return (frobenius_norm(sums_GBND * counted_BN1) <= self.norm_GB).double().mean(1)
+        return (frobenius_norm(without_absent(sums_GBND, counted_BN)) <= self.norm_GB).double().mean(1)
 
 
 @torch.no_grad()

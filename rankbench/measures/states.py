@@ -36,18 +36,14 @@ class Matrices:
     spectrum: Spectrum
 
     @cached_property
-    def _absolute_BND(self) -> Tensor:
-        return self.x_BND.abs()
-
-    @cached_property
     def one_norm_B(self) -> Tensor:
         """norms.one_norm."""
-        return self._absolute_BND.sum(-2).amax(-1)
+        return norms.one_norm(self.x_BND)
 
     @cached_property
     def inf_norm_B(self) -> Tensor:
         """norms.inf_norm."""
-        return self._absolute_BND.sum(-1).amax(-1)
+        return norms.inf_norm(self.x_BND)
 
     @cached_property
     def composite_norm_B(self) -> Tensor:
@@ -57,10 +53,7 @@ class Matrices:
     @cached_property
     def length_BN1(self) -> Tensor:
         """Euclidean norm of each token."""
-        # scaled first, as in norms.euclidean_norm
-        scale_BN1 = self._absolute_BND.amax(-1, keepdim=True)
-        scale_BN1 = torch.where(scale_BN1 > 0, scale_BN1, 1)
-        return scale_BN1 * torch.linalg.vector_norm(self.x_BND / scale_BN1, dim=-1, keepdim=True)
+        return norms.euclidean_norm(self.x_BND)[..., None]
 
     @cached_property
     def frobenius_norm_B(self) -> Tensor:
