@@ -27,6 +27,7 @@ from rankbench.measures.attention_matrices import (
     is_chain,
     is_signed,
     mean_of_rows,
+    per_queries,
     shares,
 )
 from rankbench.measures.by_layer import moments
@@ -41,7 +42,6 @@ from rankbench.measures.rounding import (
     num_passes,
     of_queries,
 )
-from rankbench.measures.states import per_kind
 from rankbench.model.modules import Example
 from rankbench.plots.attention import draw_attention
 from rankbench.seeds import generator_for
@@ -186,23 +186,15 @@ def _of_call(
     """Metrics of the heads of one call, (R, H). tokens: which queries count, and how many keys are present; None: all.
     generator: for shuffles."""
     call, (counted_BN, lengths_B) = _in_float(call), tokens
-    if counted_BN is None and lengths_B is None:
-        return _of_queries(call, slice(None), is_self, generator)
     num_queries, num_keys = call.weights.shape[-2:]
-    if counted_BN is None:
-        counted_BN = torch.ones(len(call.weights), num_queries, dtype=torch.bool, device=call.weights.device)
-    if lengths_B is None:
-        lengths_B = torch.full((len(call.weights),), num_keys, device=call.weights.device)
 
-    def of_kind(rows: Tensor, length: int, *is_counted: int) -> dict[str, Tensor]:
+    def of_rows(rows: Rows, length: int, queries: Rows) -> dict[str, Tensor]:
         last = length if is_self else num_queries
-        queries = torch.tensor([query for query, counts in enumerate(is_counted) if counts], device=rows.device)
         weights, values = call.weights[rows][..., :last, :length], call.values[rows][..., :length, :]
         logits = None if (whole := call.logits) is None else lambda: whole()[rows][..., :last, :length]
-        cut = call._replace(weights=weights, values=values, logits=logits)
-        return _of_queries(cut, slice(None) if len(queries) == last else queries, is_self, generator)
+        return _of_queries(call._replace(weights=weights, values=values, logits=logits), queries, is_self, generator)
 
-    return per_kind(of_kind, torch.cat([lengths_B[:, None], counted_BN.long()], dim=1))
+    return per_queries(of_rows, num_keys, lengths_B, counted_BN, None if is_self else num_queries)
 
 
 def _of_queries(call: AttentionCall, queries: Rows, is_self: bool, generator: torch.Generator) -> dict[str, Tensor]:

@@ -180,11 +180,13 @@ def per_queries(
     num_tokens: int,
     lengths_B: Tensor | None,
     counted_BN: Tensor | None,
+    num_queries: int | None = None,
 ) -> dict[str, Tensor]:
     """Run `compute(rows, length, queries)` for each group of sequences with one length and the same counted tokens.
 
     lengths_B: number of tokens of each sequence, before any absent ones; None: all have num_tokens. counted_BN: mask of
     the tokens that count; None: all present ones. queries: slice(None) if all tokens of the sequence count.
+    num_queries: of cross-attention, whose tokens are its keys: the number of its queries, about which counted_BN is.
     """
     if lengths_B is None:
         if counted_BN is None:
@@ -194,8 +196,8 @@ def per_queries(
         counted_BN = lengths_B.new_empty(len(lengths_B), 0)
 
     def of_kind(rows: Tensor, length: int, *is_counted: int) -> dict[str, Tensor]:
-        queries = [query for query, counts in enumerate(is_counted[:length]) if counts]
-        are_all = not is_counted or len(queries) == length
+        queries = [query for query, counts in enumerate(is_counted[: num_queries or length]) if counts]
+        are_all = not is_counted or len(queries) == (num_queries or length)
         return compute(rows, length, slice(None) if are_all else torch.tensor(queries, device=rows.device))
 
     return per_kind(of_kind, torch.cat([lengths_B[:, None], counted_BN.long()], dim=1))
