@@ -20,7 +20,7 @@ from rankbench.config.keys import key
 from rankbench.measures.attention_matrices import attention_metrics
 from rankbench.measures.dong_theory import num_paths
 from rankbench.measures.frozen_network import FrozenNetwork, sums_through_heads
-from rankbench.measures.module_paths import norms, of_counted, parts_with_floors, paths_of, recorded, sums_of
+from rankbench.measures.module_paths import norms, parts_with_floors, paths_of, recorded
 from rankbench.measures.module_reading import ReadModule
 from rankbench.measures.norms import frobenius_norm, without_absent
 from rankbench.measures.paths import NUMBERS_AT_A_TIME
@@ -216,7 +216,7 @@ def _of_modules(subject: Subject, options: Options) -> pd.DataFrame:
         sums: dict[tuple, dict[str, Tensor]] = {}
         remainder = 0.0
         for chunk, tape in recorded(read, example):
-            lengths = sums_of(read, tape)
+            lengths = read.sums(tape)
             state, remainder = lengths.state_BND, max(remainder, lengths.remainder)
             slope = None if chunk.targets is None else _slope(state, chunk.targets, _as_it_is)
             parts = [*_parts(read, tape, lengths), (WHOLE, torch.zeros_like(state))]
@@ -239,7 +239,7 @@ def _below_floor_of(read: ReadModule, example: Example, seed: int) -> list[dict[
     """The columns BELOW of each part, measured on the first sequences; without targets only below_floor."""
 
     def parts_of(tape: Tape) -> Iterator[Tensor]:
-        lengths = sums_of(read, tape, refuse=False)
+        lengths = read.sums(tape, refuse=False)
         if example.targets is not None:
             effects = Effects.on(lengths.state_BND, example.targets[: len(lengths.state_BND)], _as_it_is)
         for _, part in _parts(read, tape, lengths):
@@ -271,7 +271,7 @@ def _of_part(
     part: Tensor, state: Tensor, slope: Tensor | None, example: Example, counted_BN: Tensor | None
 ) -> dict[str, Tensor]:
     """Sums over sequences, or over their scored tokens, of what the table's rows are means of."""
-    size_B, part_B = norms(of_counted(state, counted_BN), 0), norms(of_counted(part, counted_BN), 0)
+    size_B, part_B = norms(without_absent(state, counted_BN), 0), norms(without_absent(part, counted_BN), 0)
     numbers = {"mass": torch.where(size_B > 0, part_B / size_B, 0).sum(), "num_undefined": (size_B == 0).sum()}
     if slope is None or example.targets is None:
         return numbers | dict.fromkeys((*SCORED, "tokens"), torch.full((), float("nan")))

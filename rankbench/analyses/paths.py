@@ -21,7 +21,7 @@ from rankbench.analyses.columns import SPECIAL_TOKENS, WHOLE_ACCURACY
 from rankbench.config.keys import key
 from rankbench.measures.dong_theory import length_share, num_paths
 from rankbench.measures.frozen_network import FrozenNetwork, sums_by_length
-from rankbench.measures.module_paths import check_sums, module_sums, parts_with_floors, paths_of, sums_of
+from rankbench.measures.module_paths import check_sums, module_sums, parts_with_floors, paths_of
 from rankbench.measures.module_reading import ReadModule
 from rankbench.measures.norms import composite_norm, frobenius_norm, residual_matrix, without_absent
 from rankbench.measures.paths import all_paths, read_out, sample_paths, sums_of_groups
@@ -279,7 +279,7 @@ def _of_modules(subject: Subject, options: Options) -> pd.DataFrame:
 
 
 def _by_length(read: ReadModule, tape: Tape) -> list[Tensor]:
-    return [sums_of(read, tape, refuse=False).by_length_KBND]
+    return [read.sums(tape, refuse=False).by_length_KBND]
 
 
 def _order_blind(model: Transformer) -> bool:

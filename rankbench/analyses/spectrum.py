@@ -23,8 +23,9 @@ from torch import Tensor
 from rankbench.analyses.analysis import Analysis, Subject
 from rankbench.analyses.columns import SPECIAL_TOKENS, WEIGHTS
 from rankbench.config.keys import ConfigError, key
-from rankbench.measures.module_paths import check_sums, norms, of_counted, parts_with_floors, recorded, scores
+from rankbench.measures.module_paths import check_sums, norms, parts_with_floors, recorded, scores
 from rankbench.measures.module_reading import ReadModule
+from rankbench.measures.norms import without_absent
 from rankbench.measures.partial_outputs import beside_whole, first_within, last_third_later, stays_within
 from rankbench.model.modules import Example
 from rankbench.plots.spectrum import draw_spectrum
@@ -169,7 +170,7 @@ def _numbers(
     """What `_Values.numbers` has of these sequences."""
     read_K, counted_BN = sums.by_length_KBND, read.counted(chunk)
     read_K = torch.cat([read_K, read_K.new_zeros(num_lengths - len(read_K), *read_K.shape[1:])])
-    S_K, X = of_counted(read_K, counted_BN), of_counted(sums.state_BND, counted_BN)
+    S_K, X = without_absent(read_K, counted_BN), without_absent(sums.state_BND, counted_BN)
     size_B = norms(X, 0)
     directions = X / size_B.view(-1, *[1] * (X.dim() - 1))  # first, because the square of a size can overflow
     numbers = {"size": size_B[None], "mass": norms(S_K, 1) / size_B}
@@ -182,7 +183,7 @@ def _numbers(
             numbers[column], numbers[name] = score_KB[:-1], score_KB[-1:]
         numbers |= _beside(read, read_K, sums.state_BND, chunk)
     if constant is not None:
-        c = of_counted(constant, counted_BN)
+        c = without_absent(constant, counted_BN)
         numbers["constant_mass"] = norms(c, 0)[None] / size_B
         numbers["constant_share"] = (c * directions).flatten(1).sum(-1)[None] / size_B
     return numbers

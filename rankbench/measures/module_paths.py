@@ -75,28 +75,12 @@ def parts_with_floors(
         yield part_TBNC, of_part, FloorsOfSums.of(part_TBNC, perturbed_parts, of_part)
 
 
-def sums_of(read: ReadModule, tape: Tape, value_biases: str = "head", refuse: bool = True) -> Sums:
-    """The sums of a tape by length, with sequences first and tokens next (ReadModule.arranged)."""
-    sums = tape.sums(read.upto, read.choose, value_biases, refuse)
-    bias = None if sums.bias_BND is None else read.arranged(sums.bias_BND)
-    return sums._replace(
-        by_length_KBND=read.arranged(sums.by_length_KBND), state_BND=read.arranged(sums.state_BND), bias_BND=bias
-    )
-
-
 @torch.no_grad()
-def module_sums(
-    read: ReadModule, example: Example, value_biases: str = "head", refuse: bool = True
-) -> Iterator[tuple[Example, Sums]]:
-    """What is measured as the sum of its paths by length, a few sequences at a time. ConfigError if it is not that sum,
-    unless refuse=False (rankbench.tape)."""
+def module_sums(read: ReadModule, example: Example) -> Iterator[tuple[Example, Sums]]:
+    """What is measured as the sum of its paths by length, a few sequences at a time. ConfigError if it is not that
+    sum."""
     for chunk, tape in recorded(read, example):
-        yield chunk, sums_of(read, tape, value_biases, refuse)
-
-
-def of_counted(x: Tensor, counted_BN: Tensor | None) -> Tensor:
-    """x, (..., B, N, C), with zeros in place of tokens that do not count; None: all do."""
-    return x if counted_BN is None else x * counted_BN[..., None]
+        yield chunk, read.sums(tape)
 
 
 def norms(x: Tensor, batch_axis: int) -> Tensor:

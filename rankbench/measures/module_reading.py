@@ -117,11 +117,16 @@ class ReadModule:
         prefix = getattr(self.module, "base_model_prefix", "")
         return prefix if prefix and isinstance(getattr(self.module, prefix, None), nn.Module) else None
 
-    def kinds(self, tape: Tape, value_biases: str = "head", refuse: bool = True) -> Iterator[tuple[str, Sums]]:
+    def sums(self, tape: Tape, value_biases: str = "head", refuse: bool = True) -> Sums:
+        """The target as the sum of its paths by length, arranged. ConfigError if it is not that sum, unless
+        refuse=False (rankbench.tape)."""
+        return self._arranged(tape.sums(self.upto, self.choose, value_biases, refuse))
+
+    def kinds(self, tape: Tape, value_biases: str, refuse: bool) -> Iterator[tuple[str, Sums]]:
         """The sums of each kind of tensor that the module has, arranged: the last states, logits less their mean over
         the classes, and the output."""
         if self.upto is not None:
-            yield "output", self._arranged(tape.sums(self.upto, None, value_biases, refuse))
+            yield "output", self.sums(tape, value_biases, refuse)
             return
         states, output = tape.sums_behind(self.body, self.choose, value_biases, refuse)
         if states is not None and (arranged := self._arranged_like_output(states)) is not None:
@@ -158,7 +163,9 @@ class ReadModule:
         return f"{self.target.name}{', less its mean over classes' if kind == 'logits' else ''}"
 
     def _arranged(self, sums: Sums) -> Sums:
-        return sums._replace(by_length_KBND=self.arranged(sums.by_length_KBND), state_BND=self.arranged(sums.state_BND))
+        by_length_KBND, state_BND = self.arranged(sums.by_length_KBND), self.arranged(sums.state_BND)
+        bias_BND = None if sums.bias_BND is None else self.arranged(sums.bias_BND)
+        return sums._replace(by_length_KBND=by_length_KBND, state_BND=state_BND, bias_BND=bias_BND)
 
     def _arranged_like_output(self, states: Sums) -> Sums | None:
         """The states, if they have the axes of the target."""
