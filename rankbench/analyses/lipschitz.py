@@ -6,7 +6,7 @@ Shapes: B sequence, N token, D width, H head, K head width.
 """
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -22,11 +22,11 @@ from rankbench.config.keys import ConfigError, key
 from rankbench.measures import lipschitz_bounds
 from rankbench.measures import lipschitz_of_networks as of_networks
 from rankbench.measures.attention_layer import AttentionLayer, fresh_layer
-from rankbench.measures.certified_ball import check_covered, on_balls
+from rankbench.measures.certified_ball import check_covered, on_balls, state_of, through_sublayers
 from rankbench.measures.jacobian_ascent import ascend, jacobian_norm, random_starts
 from rankbench.model.attention import visible_keys
 from rankbench.model.network import Layer, Network, check_one_stream, run
-from rankbench.model.sublayers import AnySublayer, MlpSublayer
+from rankbench.model.sublayers import MlpSublayer
 from rankbench.plots.lipschitz import draw_lipschitz
 from rankbench.progress import counted
 from rankbench.runs.tables import mean_of_seeds
@@ -200,8 +200,7 @@ def _rows_of_parts(network: Network, num_tokens: int, options: Options) -> Itera
             whole[norm] *= value
             yield _at("block", number) | _row(norm, "theorem", "bound", value)
     for norm, value in whole.items():
-        if network.last_norm is not None:
-            value *= of_networks.norm_bound(network.last_norm, norm)
+        value *= of_networks.norm_bound(network.last_norm, norm)
         yield _at("network", 0) | _row(norm, "theorem", "bound", value)
     if options.cap is not None and "2" in options.norms:
         value = of_networks.capped_bound(network, num_tokens, options.cap)
@@ -272,7 +271,8 @@ def _at_sequence(network: Network, sequence: Tensor, norms: list[str]) -> Iterat
         of_layer = {step.sublayer.kind: step for step in steps if step.sublayer.layer == layer}
         x_1ND, first = of_layer["attention"].input_BND, sublayers[0]
         read_1ND = first.before(x_1ND, first.norm)
-        maps: Any = (("attention", first.f, read_1ND), ("block", functools.partial(_through, sublayers), x_1ND))
+        whole_layer = functools.partial(through_sublayers, sublayers)
+        maps: Any = (("attention", first.f, read_1ND), ("block", whole_layer, x_1ND))
         for norm, (part, function, at) in product(norms, maps):
             value = jacobian_norm(*_of_tokens(function, at, counted_T), norm)
             yield (part, layer, norm, "jacobian", "lower_bound"), value
@@ -286,7 +286,7 @@ def _at_sequence(network: Network, sequence: Tensor, norms: list[str]) -> Iterat
             local = _layer_bound(sublayers, "2", local, {kind: s.max().item() for kind, s in scaled.items()})
             yield ("block", layer, "2", "local", "bound"), local
             whole_bound = None if whole_bound is None else whole_bound * local
-    whole = _of_tokens(lambda x: network.finish(_through(network.sublayers, x)), steps[0].input_BND, counted_T)
+    whole = _of_tokens(functools.partial(state_of, network), steps[0].input_BND, counted_T)
     for norm in norms:
         yield ("network", 0, norm, "jacobian", "lower_bound"), jacobian_norm(*whole, norm)
     if "2" in norms and whole_bound is not None:
@@ -294,12 +294,6 @@ def _at_sequence(network: Network, sequence: Tensor, norms: list[str]) -> Iterat
             scale_BN1 = network.last_norm.with_scale(steps[-1].output_BND)[1]
             whole_bound *= of_networks.norm_bound(network.last_norm, "2", scale_BN1.max().item())
         yield ("network", 0, "2", "local", "bound"), whole_bound
-
-
-def _through(sublayers: Iterable[AnySublayer], x_BND: Tensor) -> Tensor:
-    for sublayer in sublayers:
-        x_BND = sublayer(x_BND)
-    return x_BND
 
 
 def _of_tokens(

@@ -31,9 +31,9 @@ from rankbench.measures.attention_layer import AttentionLayer
 from rankbench.measures.jacobian_ascent import ascend_on_balls
 from rankbench.measures.jacobian_changes import (
     EXTREMA_OF_SLOPE,
+    SLOPES,
     Reach,
     activation_change,
-    activation_slope,
     norm_change,
     product_change,
     softmax_change,
@@ -91,7 +91,7 @@ class CertifiedBall:
             )
         if network.last_norm is not None:
             value = self._norm("last_norm", network.last_norm, value)
-        assert torch.allclose(value.centre, _output(network, x_ND[None])[0], rtol=1e-8, atol=1e-8)  # the same function
+        assert torch.allclose(value.centre, state_of(network, x_ND[None])[0], rtol=1e-8, atol=1e-8)  # the same function
         self.output = Watched.of(value, 0)
 
     def bounds(self, radii: Sequence[float]) -> list[BallBound]:
@@ -172,7 +172,7 @@ class CertifiedBall:
         z = through(mlp.up.weight, mlp.up.bias, x)
         whole, units = Watched.of(z, 0), Watched.of(z, 2)
         z_NF, activation = z.centre, mlp.activation_name
-        slope_NF, weight_NF = activation_slope(activation, z_NF), torch.ones_like(z_NF)
+        slope_NF, weight_NF = SLOPES[activation](z_NF), torch.ones_like(z_NF)
         if activation != "relu":  # weights after the change on a small ball, which no kink makes jump
             weight_NF = _weights(activation_change(activation, z_NF, 0.01 * units.at_centre) * units.at_centre)
 
@@ -282,7 +282,7 @@ def on_balls(
     """
     radii, by_sequence = sorted(radii), []
     for x_ND in states:
-        found = ascend_on_balls(functools.partial(_output, network), x_ND, radii, generator)
+        found = ascend_on_balls(functools.partial(state_of, network), x_ND, radii, generator)
         by_sequence.append(zip(CertifiedBall(network, x_ND).bounds(radii), found, strict=True))
     largest = []
     for of_radius in zip(*by_sequence, strict=True):
@@ -292,11 +292,14 @@ def on_balls(
     return largest
 
 
-def _output(network: Network, x_BND: Tensor) -> Tensor:
+def state_of(network: Network, x_BND: Tensor) -> Tensor:
     """Input of the read-out, from the embedded tokens."""
-    for sublayer in network.sublayers:
-        x_BND = sublayer(x_BND)
-    return network.finish(x_BND)
+    return network.finish(through_sublayers(network.sublayers, x_BND))
+
+
+def through_sublayers(sublayers: Iterable[AnySublayer], x_BND: Tensor) -> Tensor:
+    """The tokens after these sub-layers."""
+    return functools.reduce(lambda x_BND, sublayer: sublayer(x_BND), sublayers, x_BND)
 
 
 def check_covered(network: Network, num_tokens: int) -> None:

@@ -7,15 +7,25 @@ Shapes: N query token, M key token, H head.
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from rankbench.model.activations import GATES, TANH_CUBE, TANH_RATE
+
 # ||D^2 (y / ||y||)|| at ||y|| = 1: the maximum of sqrt((1 - a^2) (1 + 3 a^2)), a = y . u with u the direction
 CURVATURE_OF_SPHERE = 2 / math.sqrt(3)
 # where the derivative of an activation has its extrema: gelu'' = (2 - z^2) phi(z)
 EXTREMA_OF_SLOPE = {"gelu": (-math.sqrt(2), math.sqrt(2))}
+SLOPES: dict[str, Callable[[Tensor], Tensor]] = {  # derivatives of activations
+    "relu": GATES["relu"],
+    "gelu": lambda z: GATES["gelu"](z) + z * (-0.5 * z.square()).exp() / math.sqrt(2 * math.pi),
+    "gelu_new": lambda z: (
+        GATES["gelu_new"](z) * (1 + z * GATES["gelu_new"](-z) * (TANH_RATE * (1 + 3 * TANH_CUBE * z.square())))
+    ),
+}
 
 
 class Reach(NamedTuple):
@@ -43,22 +53,15 @@ def norm_change(length_N: Tensor, floor: float, gain: float, move_N: Tensor, shr
     return gain * torch.minimum(bent_N, 1 / least_N)
 
 
-def activation_slope(activation: str, z: Tensor) -> Tensor:
-    """Derivative of an activation, relu or gelu; the shape of z."""
-    if activation == "relu":
-        return (z > 0).to(z)
-    return 0.5 * torch.erfc(-z * math.sqrt(0.5)) + z * torch.exp(-z.square() / 2) / math.sqrt(2 * math.pi)
-
-
 def activation_change(activation: str, z: Tensor, move: Tensor) -> Tensor:
     """Largest change of the activation's derivative from its value at z while z moves by at most `move`; exact."""
     if activation == "relu":
         return (z.abs() <= move).to(z)
-    slope = activation_slope(activation, z)
+    slope_of = SLOPES[activation]
     ends = [z - move, z + move]
     # an extremum that is out of reach counts as z itself, where the change is 0
     inside = [torch.where((z - at).abs() <= move, at, z) for at in EXTREMA_OF_SLOPE[activation]]
-    changes = [(activation_slope(activation, u) - slope).abs() for u in ends + inside]
+    changes = [(slope_of(u) - slope_of(z)).abs() for u in ends + inside]
     return torch.stack(changes).amax(0)
 
 

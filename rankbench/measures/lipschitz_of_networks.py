@@ -83,7 +83,7 @@ def capped_bound(network: Network, num_tokens: int, cap: float) -> float:
         else:
             of_part = _capped_attention(sublayer.part, num_tokens, cap)
         bound *= sublayer_bound(sublayer, "2", of_part)
-    return bound if network.last_norm is None else bound * norm_bound(network.last_norm, "2")
+    return bound * norm_bound(network.last_norm, "2")
 
 
 def _capped_attention(attention: Heads, num_tokens: int, cap: float) -> float:
@@ -136,8 +136,7 @@ def certificate(network: Network, num_tokens: int, radius: float) -> Certificate
             radius = abs(sublayer.skip) * radius + abs(sublayer.branch) * longest
             radius = sublayer.after(radius, normed)
         layers.append(constant)
-    last = 1.0 if network.last_norm is None else norm_bound(network.last_norm, "2")
-    return Certificate(attentions, layers, math.prod(layers) * last)
+    return Certificate(attentions, layers, math.prod(layers) * norm_bound(network.last_norm, "2"))
 
 
 def _part_on_ball(sublayer: AnySublayer, num_tokens: int, radius: float) -> tuple[float, float] | None:
@@ -184,8 +183,11 @@ def matrices(sublayer: AnySublayer) -> dict[str, Tensor]:
     return side_by_side | {"w_o": sublayer.part.out.weight}
 
 
-def norm_bound(norm: Norm, p: str, largest_scale: float | None = None) -> float:
-    """Bound on Lip_p of a norm that divides its input by at least 1 / largest_scale; None: sqrt(epsilon)."""
+def norm_bound(norm: Norm | None, p: str, largest_scale: float | None = None) -> float:
+    """Bound on Lip_p of a norm that divides its input by at least 1 / largest_scale; None: sqrt(epsilon). 1 without a
+    norm."""
+    if norm is None:
+        return 1.0
     largest_scale = norm.epsilon**-0.5 if largest_scale is None else largest_scale
     of_norm = lipschitz_bounds.norm_bound(norm.width, norm.weight, largest_scale, p, norm.kind == "layernorm")
     return norm.factor * of_norm
@@ -204,8 +206,7 @@ def mlp_bound(mlp: MLP, p: str) -> float:
 
 def sublayer_bound(sublayer: AnySublayer, p: str, part: float, largest_scale: float | None = None) -> float:
     """Bound on Lip_p of a sub-layer from that of its part: the sub-layer run on Lipschitz constants (Lemma 2.1)."""
-    of_norm = 1.0 if sublayer.norm is None else norm_bound(sublayer.norm, p, largest_scale)
-    of_branch_norm = 1.0 if sublayer.branch_norm is None else norm_bound(sublayer.branch_norm, p)
+    of_norm, of_branch_norm = norm_bound(sublayer.norm, p, largest_scale), norm_bound(sublayer.branch_norm, p)
     return sublayer.apply(
         1.0,
         part=lambda constant: part * constant,

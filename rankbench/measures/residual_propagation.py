@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rankbench.config.keys import ConfigError
+from rankbench.measures.jacobian_changes import SLOPES
 from rankbench.measures.norms import composite_norm, one_norm
 from rankbench.measures.residual_coordinates import (
     ResidualState,
@@ -24,7 +25,7 @@ from rankbench.measures.residual_coordinates import (
     times,
 )
 from rankbench.measures.rounding import MARGIN, RandomRounding
-from rankbench.model.activations import ACTIVATIONS, GATES, TANH_CUBE, TANH_RATE
+from rankbench.model.activations import ACTIVATIONS
 from rankbench.model.attention import ATTENTION_ALONE, Heads
 from rankbench.model.mlp import MLP
 from rankbench.model.network import Network, check_one_stream
@@ -330,18 +331,6 @@ def _smooth_change(name: str, z: Tensor, log_scale: Tensor, d: Tensor, log_z: Te
     return torch.where((scale * d).abs() <= 1, d * slope, (act(z + scale * d) - act(z)) / scale)
 
 
-def _gelu_slope(z: Tensor) -> Tensor:
-    return GATES["gelu"](z) + z * (-0.5 * z.square()).exp() / math.sqrt(2 * math.pi)
-
-
-def _gelu_new_slope(z: Tensor) -> Tensor:
-    of_exponent = TANH_RATE * (1 + 3 * TANH_CUBE * z.square())
-    return GATES["gelu_new"](z) * (1 + z * GATES["gelu_new"](-z) * of_exponent)
-
-
-SLOPES = {"gelu": _gelu_slope, "gelu_new": _gelu_new_slope}
-
-
 def _relu_change(z: Tensor, log_scale: Tensor, d: Tensor, log_z: Tensor | float = 0.0) -> Tensor:
     """(relu(z + e d) - relu(z)) / e, e = exp(log_scale), with exp(log_z) z for z: exact, with tokens on both sides of
     the kink too.
@@ -353,6 +342,6 @@ def _relu_change(z: Tensor, log_scale: Tensor, d: Tensor, log_z: Tensor | float 
 
 
 CHANGES: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
-    **{name: functools.partial(_smooth_change, name) for name in SLOPES},
+    **{name: functools.partial(_smooth_change, name) for name in ("gelu", "gelu_new")},
     "relu": _relu_change,
 }
