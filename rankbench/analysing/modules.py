@@ -164,16 +164,12 @@ def _tokenized(tokenizer: Any, tokens: int, lines: list[str]) -> dict[str, Tenso
 
 @dataclass(frozen=True)
 class Texts:
-    """Inputs from a file, in place of a task. length: number of tokens of the longest.
-
-    special: token ids that do not count in measurements of states and sums of paths.
-    """
+    """Inputs from a file, in place of a task. length: number of tokens of the longest."""
 
     name: str
     num_outputs: int
     length: int
     test_size: int
-    special: tuple[int, ...]
     target_kind: str = "classes"
 
 
@@ -211,7 +207,7 @@ def _of_checkpoint(cfg: AnalyzeConfig, path: str, seed: int, machine: Machine) -
     if targets is None:
         targets = torch.full((len(inputs), num_tokens), ABSENT)
     batch = Batch(inputs, targets).to(machine.device, machine.dtype)
-    task = Texts(name, getattr(config, "vocab_size", None) or config.hidden_size, num_tokens, len(inputs), special)
+    task = Texts(name, getattr(config, "vocab_size", None) or config.hidden_size, num_tokens, len(inputs))
     foreign = Foreign(next(iter(networks.values())).name, name, modules, example, asked, half)
     return Subject(path, seed, task, batch, batch, networks, foreign=foreign)
 

@@ -4,7 +4,7 @@ Shapes: A head of the network.
 """
 
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,19 +19,11 @@ from rankbench.tasks.task import is_scored, score
 SEQUENCES_AT_A_TIME = 100  # in products with the Hessian, which need several times the memory of a forward pass
 
 
-class CrossGradients(NamedTuple):
-    """Frobenius norms of second derivatives with their standard errors, and the errors that rounding leaves in them
-    (rankbench.measures.rounding); (A, A) each."""
-
-    norm_AA: Tensor
-    error_AA: Tensor
-    floor_AA: Tensor
-
-
 def cross_gradients(
     model: Transformer, batch: Batch, probes: int, generator: torch.Generator, rounding: torch.Generator
-) -> CrossGradients:
-    """Frobenius norms of the loss's second derivatives with respect to the parameters of two heads.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Frobenius norms of the loss's second derivatives by the parameters of two heads, their standard errors, and the
+    errors that rounding leaves in them (rankbench.measures.rounding); (A, A) each.
 
     A head's parameters are its W_Q, W_K, W_V with their biases and its W_O; heads are in order of layers; the loss is
     the mean over scored tokens. ||H_ab||^2 = E||H_ab v||^2 over random signs v of head b (Hutchinson), one product with
@@ -60,7 +52,7 @@ def cross_gradients(
     squares = (squares + squares.mT) / 2
     norm_AA = squares.mean(0).sqrt()
     error_AA = squares.std(0) / probes**0.5 / (2 * norm_AA)  # of a square root: half the relative error
-    return CrossGradients(norm_AA, error_AA, torch.maximum(floor_AA, floor_AA.mT))
+    return norm_AA, error_AA, torch.maximum(floor_AA, floor_AA.mT)
 
 
 def _squares(products: dict[str, Tensor], parts: list[dict[str, tuple]]) -> Tensor:
