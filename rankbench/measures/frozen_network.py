@@ -178,11 +178,16 @@ class FrozenMlp(FrozenSublayer):
     def mlp(self, x: Tensor, has_bias: bool) -> Tensor:
         """Terms or path prefixes after the MLP, computed in place if that saves a copy."""
         norm, branch_norm = (functools.partial(of_kind, has_bias=has_bias) for of_kind in (self.norm, self.branch_norm))
-        if self.is_plain and self.source_BND is None:
-            part = functools.partial(self._gated, has_bias=has_bias)
-            return self.sublayer.apply(x, part, norm, functools.partial(self._add_gated, has_bias))
-        part = functools.partial(self._frozen_mlp, has_bias=has_bias)
-        return self.sublayer.apply(x, part, norm, weighted_sum, branch_norm)
+        if not self.is_plain:
+            part = functools.partial(self._frozen_mlp, has_bias=has_bias)
+            return self.sublayer.apply(x, part, norm, weighted_sum, branch_norm)
+        if self.source_BND is not None:
+            x = self.sublayer.skip * x
+            if has_bias:
+                x[0] += self.sublayer.branch * self.source_BND
+            return self.sublayer.after(x, norm)
+        part = functools.partial(self._gated, has_bias=has_bias)
+        return self.sublayer.apply(x, part, norm, functools.partial(self._add_gated, has_bias))
 
     def _frozen_mlp(self, x: Tensor, has_bias: bool) -> Tensor:
         """Output of the MLP on terms or path prefixes, without its skip."""
