@@ -79,11 +79,6 @@ def untrained_by_loss(rows: pd.DataFrame) -> str:
     return f"the test loss still fell by {fall:.2g} nats over the last quarter of training"
 
 
-def everywhere(rows: pd.DataFrame) -> bool:
-    """Condition of a claim that applies to all rows."""
-    return True
-
-
 def has_row(rows: pd.DataFrame, **values: str | float) -> bool:
     """Condition of a claim: whether a row has these values in these columns."""
     return bool((rows[list(values)] == pd.Series(values)).all(axis=1).any())
@@ -97,7 +92,7 @@ class Claim:
 
     control: a set-up in which the claim must fail.
     by: columns of the table; each of their values is judged separately.
-    applies: whether the claim is about these rows at all.
+    applies: whether the claim is about these rows at all; by default it is.
     why_untrained: says why a network is not trained well enough to be judged; None where training does not matter.
     either_way: the smallest and the largest number that a repeat can give. Untrained repeats are counted once at each
         extreme; the claim is decided if both give the same outcome.
@@ -126,7 +121,7 @@ class Claim:
     claimed: Threshold
     control: Control
     by: tuple[str, ...] = ()
-    applies: Callable[[pd.DataFrame], bool] = everywhere
+    applies: Callable[[pd.DataFrame], bool] = lambda rows: True
     why_untrained: Callable[[pd.DataFrame], str] | None = untrained_by_accuracy
     either_way: tuple[float, float] | None = None
     is_check: bool = False

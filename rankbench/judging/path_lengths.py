@@ -5,7 +5,7 @@ import math
 import pandas as pd
 
 from rankbench.judging.claim import Claim
-from rankbench.judging.sweeps import in_order, rows_at
+from rankbench.judging.sweeps import in_order
 
 
 def mean_path_length(rows: pd.DataFrame) -> float:
@@ -14,9 +14,9 @@ def mean_path_length(rows: pd.DataFrame) -> float:
     return (lengths.path_length * lengths.mass).sum() / lengths.mass.sum()
 
 
-def length_over(rows: pd.DataFrame, key: str, value: str, other: str) -> float:
-    """Mean path length with one value of a swept key over that with another."""
-    return mean_path_length(rows_at(rows, key, value)) / mean_path_length(rows_at(rows, key, other))
+def length_over(rows: pd.DataFrame, others: pd.DataFrame) -> float:
+    """Mean path length over that of other rows."""
+    return mean_path_length(rows) / mean_path_length(others)
 
 
 def shorter_along(key: str, statement: str, source: str) -> Claim:

@@ -78,11 +78,6 @@ def kept_measured(rows: pd.DataFrame) -> float:
     return AtMost(kept * max(1.0, last.noise_floor / last.residual))
 
 
-def log10_kept_measured(rows: pd.DataFrame) -> float:
-    """log10 of that share, or of its bound."""
-    return log10_of(kept_measured(rows))
-
-
 def ends(rows: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
     """Rows of the embedding and of the state after the last layer."""
     states = last_of_layer(rows[rows.variant == "full"])
@@ -98,7 +93,8 @@ keeps = partial(Claim, scale="positive", why_untrained=None)
 
 def left_along(key: str, side: int, statement: str, source: str, table: str = "collapse") -> Claim:
     """Claim that what is left grows (side=+1) or falls (-1) with the key."""
-    measure = partial(log10_kept, variant="full") if table == "collapse" else log10_kept_measured
+    followed = table == "collapse"
+    measure = partial(log10_kept, variant="full") if followed else lambda rows: log10_of(kept_measured(rows))
     line = "above .5" if side > 0 else "below -.5"
     return Claim(
         statement=f"{statement} (Kendall's rank correlation of {key} and the share of the embedding's relative "

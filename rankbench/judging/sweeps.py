@@ -104,6 +104,20 @@ def at_one_end(key: str, end: int, measure: Callable[[pd.DataFrame], float]) -> 
     return {"measure": of_end, "along": key, "control": from_other_end(key, end)}
 
 
+def at_value(key: str, value: str, other: str, measure: Callable[[pd.DataFrame], float]) -> dict[str, Any]:
+    """Fields of a claim on the number at one value of a swept key. other: the value that the control puts there."""
+    of_value = {"measure": lambda rows: measure(rows_at(rows, key, value)), "along": key}
+    return of_value | {"control": with_exchanged(key, value, other)}
+
+
+def between(
+    key: str, first: str, second: str, measure: Callable[[pd.DataFrame, pd.DataFrame], float]
+) -> dict[str, Any]:
+    """Fields of a claim that compares two values of a swept key. measure: of the rows of the first and the second."""
+    of_both = {"measure": lambda rows: measure(rows_at(rows, key, first), rows_at(rows, key, second)), "along": key}
+    return of_both | {"control": with_exchanged(key, first, second)}
+
+
 def with_exchanged(key: str, first: str, second: str) -> Control:
     """Control of a comparison of two values of a swept key: each in place of the other."""
     return Control(

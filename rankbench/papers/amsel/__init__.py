@@ -49,11 +49,6 @@ def _full_rank(rows: pd.DataFrame, evaluation: str) -> float:
     return _smallest(_full(trained_errors(rows, evaluation)), "one head of full rank")
 
 
-def _low_over_full(rows: pd.DataFrame) -> float:
-    """Smallest error of any number of low-rank heads over the error of one full-rank head."""
-    return _smallest(_low(trained_errors(rows)), "heads of low rank") / _full_rank(rows, "soft")
-
-
 def _least_fall_with_rank(rows: pd.DataFrame) -> float:
     """Largest ratio of errors of neighbouring ranks: the higher rank's error over the lower rank's."""
     errors = trained_errors(rows)
@@ -267,7 +262,7 @@ CLAIMS: dict[str, Claim] = {
         "head (smallest error of these over its error; threshold: ours, 10).",
         source=EXPERIMENTS,
         by=("layers",),
-        measure=_low_over_full,
+        measure=lambda rows: _smallest(_low(trained_errors(rows)), "heads of low rank") / _full_rank(rows, "soft"),
         claimed=above(10.0),
         applies=_has_low,
         published=_printed,

@@ -7,15 +7,11 @@ import pandas as pd
 
 from rankbench.judging.claim import Claim, Control, NotMeasurable, above
 from rankbench.judging.residual_left import layers_ahead, left_along, log10_kept
-from rankbench.judging.sweeps import rows_at, rows_by_value, with_exchanged
+from rankbench.judging.sweeps import between, rows_by_value
 
 CAUSES = "Attention-paths blog, rank collapse"
 
 # Measures: one seed's rows -> a number
-
-
-def _ahead_if_tied(rows: pd.DataFrame) -> float:
-    return layers_ahead(*(log10_kept(rows_at(rows, "model.tied_qk", tied), "full") for tied in ("true", "false")))
 
 
 def _least_speeding_up(rows: pd.DataFrame) -> float:
@@ -57,11 +53,12 @@ CAUSES_OF_COLLAPSE: dict[str, Claim] = {
         "'correlated' is ours).",
         source=f"{CAUSES}, cause 2",
         table="collapse",
-        measure=_ahead_if_tied,
         claimed=above(0.0),
-        along="model.tied_qk",
         why_untrained=None,
-        control=with_exchanged("model.tied_qk", "true", "false"),
+        **between(
+            *("model.tied_qk", "true", "false"),
+            lambda tied, free: layers_ahead(log10_kept(tied, "full"), log10_kept(free, "full")),
+        ),
     ),
     "blog_layers_feed_back": Claim(
         statement="What one layer loses speeds up the loss in the next, a feedback loop: every layer of attention "

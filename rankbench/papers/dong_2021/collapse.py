@@ -10,7 +10,7 @@ import pandas as pd
 
 from rankbench.judging.claim import AtMost, Claim, Control, NotMeasurable, above, below, untrained_by_accuracy, within
 from rankbench.judging.residual_left import TENTH, check_no_overflow, keeps, layers_ahead, log10_kept, of_variant, share
-from rankbench.judging.sweeps import in_order, rows_at, with_exchanged
+from rankbench.judging.sweeps import at_value, between, in_order
 from rankbench.papers.dong_2021.paths import whole_accuracy
 from rankbench.runs.tables import last_of_layer
 
@@ -32,11 +32,11 @@ def _collapsed(rows: pd.DataFrame, variant: str) -> float:
     return of_variant(rows, variant).share_collapsed.iloc[-1]
 
 
-def _more_left_by_retraining(rows: pd.DataFrame) -> float:
+def _more_left_by_retraining(removed: pd.DataFrame, retrained: pd.DataFrame) -> float:
     # in decades, not in layers: a network that is trained without skips need not collapse at all
-    retrained, removed = (log10_kept(rows_at(rows, "model", name), "no_skip") for name in ("san_mlp", "transformer"))
-    check_no_overflow(retrained, removed)
-    return retrained - removed
+    logs = [log10_kept(rows, "no_skip") for rows in (retrained, removed)]
+    check_no_overflow(*logs)
+    return logs[0] - logs[1]
 
 
 def _shift_by_training(rows: pd.DataFrame) -> float:
@@ -92,9 +92,8 @@ def _largest_change_of_residual(rows: pd.DataFrame) -> float:
 
 
 def _least_kept_in_training(rows: pd.DataFrame) -> float:
-    """Smallest share over the steps that the network with skips keeps."""
-    with_skips = rows_at(rows, "model", "transformer")
-    states = pd.concat([last_of_layer(rows_of_step) for _, rows_of_step in with_skips.groupby("step")])
+    """Smallest share over the steps that the network keeps."""
+    states = pd.concat([last_of_layer(rows_of_step) for _, rows_of_step in rows.groupby("step")])
     by_step = states.pivot(index="step", columns="layer", values="relative_residual")
     least = (by_step.iloc[:, -1] / by_step.iloc[:, 0]).min()
     return least if not least < SMALLEST_SHARE else AtMost(SMALLEST_SHARE)
@@ -224,12 +223,10 @@ COLLAPSE: dict[str, Claim] = {
         statement="A network with MLPs that is trained without skips collapses more slowly than one whose skips are "
         "removed after training (decades of the relative residual by which more is left after the last layer).",
         source="Dong et al. 2021, sec. 4.1, expected there",
-        measure=_more_left_by_retraining,
         claimed=above(0.0),
-        along="model",
         applies=lambda rows: {"transformer", "san_mlp"} <= set(rows.model) and set(rows.weights) == {"trained"},
         why_untrained=lambda rows: untrained_by_accuracy(rows[rows.model == "san_mlp"]),
-        control=with_exchanged("model", "transformer", "san_mlp"),
+        **between("model", "transformer", "san_mlp", _more_left_by_retraining),
     ),
     "dong_fig2_trained_alike": Claim(
         statement="Without skips, with MLPs (no_skip) or without (attention_only), a network collapses before and "
@@ -350,9 +347,7 @@ COLLAPSE: dict[str, Claim] = {
         "training, and without them it is not (the share that is left, at the step at which it is smallest).",
         source="Dong et al. 2021, sec. 4.1",
         table="dynamics",
-        measure=_least_kept_in_training,
         claimed=above(TENTH),
-        along="model",
-        control=with_exchanged("model", "transformer", "transformer_no_skip"),
+        **at_value("model", "transformer", "transformer_no_skip", _least_kept_in_training),
     ),
 }

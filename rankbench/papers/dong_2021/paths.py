@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 import pandas as pd
 
-from rankbench.judging.claim import Claim, Control, NotMeasurable, above, below, within
+from rankbench.judging.claim import Claim, Control, NotMeasurable, above, below, exact_check, within
 from rankbench.judging.sweeps import in_reverse, rows_by_value, with_exchanged
 
 AT_CHANCE = 0.05  # "not much better than a random guess", taken as within five points of the commonest class
@@ -180,15 +180,12 @@ def _length_one(task: str, line: float) -> Claim:
 
 
 PATHS: dict[str, Claim] = {
-    "paths_sum_to_output": Claim(
+    "paths_sum_to_output": exact_check(
         statement="The frozen paths and the biases add up to the output (log10 of the relative remainder, float64).",
         source=SUM,
         table="paths",
         measure=lambda rows: np.log10(max(rows.remainder.max(), np.finfo(float).tiny)),
         claimed=below(-10.0),
-        why_untrained=None,
-        is_check=True,
-        exact=True,
         control=Control.beyond("a remainder of 1.1e-10", remainder=1.1e-10),
         in_words="paths and output differ by {} of the output",
     ),

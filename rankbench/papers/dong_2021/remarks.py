@@ -1,14 +1,13 @@
 """Sentences of Dong et al. 2021 said in passing, as tests on tables that other claims use as well."""
 
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pandas as pd
 
 from rankbench.judging.claim import AtMost, Claim, NotMeasurable, above, below
 from rankbench.judging.residual_left import kept_measured, layers_ahead
-from rankbench.judging.sweeps import log10_of, rows_at, with_exchanged
+from rankbench.judging.sweeps import between, log10_of
 from rankbench.papers.dong_2021.paths import FIG3, PATHS, every_seed_goes_round
 
 SKIP, ALONE = "san_skip", "san"  # model of dong_fig3_circle: attention with a skip, and alone
@@ -16,17 +15,12 @@ SKIP, ALONE = "san_skip", "san"  # model of dong_fig3_circle: attention with a s
 # Measures: one seed's rows -> a number
 
 
-def _ahead_of_softmax(rows: pd.DataFrame, attention: str) -> float:
-    """Layers by which the collapse under this attention is ahead of that under the softmax of dot products."""
-    logs = [log10_of(kept_measured(rows_at(rows, "model.attention", name))) for name in (attention, "dot")]
+def _ahead(rows: pd.DataFrame, others: pd.DataFrame) -> float:
+    """Layers by which the collapse is ahead of that of other rows."""
+    logs = [log10_of(kept_measured(of_one)) for of_one in (rows, others)]
     if any(isinstance(log, AtMost) for log in logs):
         raise NotMeasurable("rounding hides what is left")
     return layers_ahead(*logs)
-
-
-def _moves_less(rows: pd.DataFrame) -> float:
-    with_skip, alone = (_way(rows_at(rows, "model", name)) for name in (SKIP, ALONE))
-    return float(with_skip < alone)
 
 
 def _way(rows: pd.DataFrame) -> float:
@@ -42,11 +36,9 @@ def _xformer(attention: str, side: int, statement: str) -> Claim:
         "what is left of the embedding's relative residual).",
         source="Dong et al. 2021, Remark 1, expected there",
         table="residual",
-        measure=partial(_ahead_of_softmax, attention=attention),
         claimed=(above if side > 0 else below)(0.0),
-        along="model.attention",
         why_untrained=None,
-        control=with_exchanged("model.attention", attention, "dot"),
+        **between("model.attention", attention, "dot", _ahead),
     )
 
 
@@ -68,13 +60,11 @@ REMARKS: dict[str, Claim] = {
         "step than those of attention alone (share of seeds; the line, half of them, is ours).",
         source=FIG3,
         table="rollout",
-        measure=_moves_less,
         claimed=above(0.5),
         scale="rate",
         either_way=(0.0, 1.0),
-        along="model",
         applies=lambda rows: {SKIP, ALONE} <= set(rows.model),
         why_untrained=lambda rows: every_seed_goes_round(rows[rows.model.isin([SKIP, ALONE])]),
-        control=with_exchanged("model", SKIP, ALONE),
+        **between("model", SKIP, ALONE, lambda with_skip, alone: float(_way(with_skip) < _way(alone))),
     ),
 }

@@ -1,12 +1,10 @@
 """Claims of Karagodin, Ge, Polyanskiy and Rigollet 2025: what the place of the norms does."""
 
-from functools import partial
-
 from rankbench.judging.claim import Claim, above
 from rankbench.judging.of_laws import agrees
 from rankbench.judging.path_lengths import length_over
 from rankbench.judging.residual_left import TENTH, keeps, kept_followed
-from rankbench.judging.sweeps import rows_at, with_exchanged
+from rankbench.judging.sweeps import at_value, between
 from rankbench.papers.karagodin_2025.norm_placement import FIRST_SPEED, MEETING, NORM_PLACEMENT
 
 PAPERS = {"Karagodin, Ge, Polyanskiy and Rigollet 2025": "Normalization in attention dynamics"}
@@ -19,10 +17,8 @@ CLAIMS: dict[str, Claim] = {
         "and with post-norm it is not (the share that is left).",
         source=KARAGODIN,
         table="collapse",
-        measure=lambda rows: kept_followed(rows_at(rows, "model.norm", "peri")),
         claimed=above(TENTH),
-        along="model.norm",
-        control=with_exchanged("model.norm", "peri", "post"),
+        **at_value("model.norm", "peri", "post", kept_followed),
     ),
     "paths_norm_place": keeps(
         statement="With peri-norm, whose branches have the size of their norm, paths are more than twice as long as "
@@ -30,10 +26,8 @@ CLAIMS: dict[str, Claim] = {
         source=KARAGODIN,
         table="path_mass",
         floor="below_floor",
-        measure=partial(length_over, key="model.norm", value="peri", other="pre"),
         claimed=above(2.0),
-        along="model.norm",
-        control=with_exchanged("model.norm", "peri", "pre"),
+        **between("model.norm", "peri", "pre", length_over),
     ),
     # the line: at the first late time, 100, the length of a pre-norm state differs from t by the time until tokens met,
     # which is a few

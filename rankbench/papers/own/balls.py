@@ -7,7 +7,7 @@ import pandas as pd
 
 from rankbench.judging.claim import Claim, Control, NotMeasurable, below
 from rankbench.judging.lipschitz import of_layers
-from rankbench.judging.sweeps import rows_at, with_exchanged
+from rankbench.judging.sweeps import at_value, rows_at
 
 NEAR = 0.02  # radius of a ball, in the Frobenius norm over all tokens of a sequence
 USELESS = 1e6  # ratio above which all count alike: a bound may be infinite
@@ -45,9 +45,8 @@ CLAIMS: dict[str, Claim] = {
         statement="With tied L2 attention, no norms and no singular value above 1, the bound on the whole trained "
         "network's Jacobian is within ten times the largest norm that ascent finds, on balls of every radius (log10 of "
         "the largest ratio).",
-        measure=lambda rows: looseness(rows_at(rows, "model.norm", "none")).max(),
         applies=lambda rows: (rows.attention == "l2").all(),  # no theorem holds everywhere for dot products
-        control=with_exchanged("model.norm", "none", "pre"),
+        **at_value("model.norm", "none", "pre", lambda rows: looseness(rows).max()),
         in_words="the bound is up to {} times the largest norm found",
     ),
     "ball_near_data": _of_sweep(

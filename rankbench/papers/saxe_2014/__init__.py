@@ -4,7 +4,7 @@ import pandas as pd
 
 from rankbench.judging.claim import Claim, NotMeasurable, above
 from rankbench.judging.residual_left import ends, keeps
-from rankbench.judging.sweeps import rows_at, with_exchanged
+from rankbench.judging.sweeps import at_value
 
 PAPERS = {"Saxe et al. 2014": "Exact solutions to the nonlinear dynamics of learning"}
 HALF = 0.5  # share of a rank or an entropy above which it counts as kept
@@ -23,10 +23,8 @@ CLAIMS: dict[str, Claim] = {
         "layer (rank over that of the embedding).",
         source="Saxe et al. 2014, Exact solutions to the nonlinear dynamics of learning",
         table="residual",
-        measure=lambda rows: _rank_of_residual_kept(rows_at(rows, "model.values", "orthogonal")),
         claimed=above(HALF),
-        along="model.values",
         is_check=True,
-        control=with_exchanged("model.values", "orthogonal", "free"),
+        **at_value("model.values", "orthogonal", "free", _rank_of_residual_kept),
     ),
 }

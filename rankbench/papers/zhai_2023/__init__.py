@@ -6,7 +6,7 @@ import pandas as pd
 from rankbench.judging.claim import Claim, Control, above, exact_check
 from rankbench.judging.of_laws import agrees
 from rankbench.judging.residual_left import keeps
-from rankbench.judging.sweeps import rows_at, with_exchanged
+from rankbench.judging.sweeps import at_value, between
 from rankbench.papers.zhai_2023.entropy_bound import LAW
 
 PAPERS = {"Zhai et al. 2023": "Preventing attention entropy collapse"}
@@ -15,17 +15,14 @@ ZHAI = "Zhai et al. 2023, Preventing attention entropy collapse, Theorem 3.1"
 HALF = 0.5  # share of a rank or an entropy above which it counts as kept
 
 
-def _log10_scores_lowered(rows: pd.DataFrame) -> float:
-    """log10 of the bound on trained heads' scores with plain weights over that with weights over their norms."""
-    of_both = (rows_at(rows, "model.weight_norm", value) for value in ("none", "sigma"))
-    plain, over_norms = (np.log10(of_one[of_one.weights == "trained"].score_norm_bound).mean() for of_one in of_both)
-    return plain - over_norms
+def _log10_scores_bound(rows: pd.DataFrame) -> float:
+    """log10 of the bound on trained heads' scores, mean over heads."""
+    return np.log10(rows[rows.weights == "trained"].score_norm_bound).mean()
 
 
 def _entropy_kept(rows: pd.DataFrame) -> float:
     """Attention entropy (mean over heads) at the last step over that at the first, in the layer that loses most."""
-    of_sigma = rows_at(rows, "model.weight_norm", "sigma")
-    weights = of_sigma[of_sigma.sublayer == "weights"]
+    weights = rows[rows.sublayer == "weights"]
     by_layer = weights.groupby(["layer", "step"]).attention_entropy.mean().unstack()
     return (by_layer.iloc[:, -1] / by_layer.iloc[:, 0]).min()
 
@@ -45,11 +42,12 @@ CLAIMS: dict[str, Claim] = {
         "higher one on their entropy (log10 of the bound without them over that with them, mean over heads).",
         source=ZHAI,
         table="attention",
-        measure=_log10_scores_lowered,
         claimed=above(0.0),
-        along="model.weight_norm",
         why_untrained=None,
-        control=with_exchanged("model.weight_norm", "sigma", "none"),
+        **between(
+            *("model.weight_norm", "sigma", "none"),
+            lambda over_norms, plain: _log10_scores_bound(plain) - _log10_scores_bound(over_norms),
+        ),
     ),
     "knob_sigma_reparam": keeps(
         statement="With weights over their spectral norms no layer loses more than half of its attention's entropy in "
@@ -57,10 +55,8 @@ CLAIMS: dict[str, Claim] = {
         "most).",
         source="Zhai et al. 2023, Preventing attention entropy collapse",
         table="dynamics",
-        measure=_entropy_kept,
         claimed=above(HALF),
-        along="model.weight_norm",
-        control=with_exchanged("model.weight_norm", "sigma", "none"),
+        **at_value("model.weight_norm", "sigma", "none", _entropy_kept),
     ),
     # the line: the descent ends where its steps turn in place, at rounding
     "law_entropy_bound": agrees(
