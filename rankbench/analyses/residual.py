@@ -11,19 +11,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from rankbench.analyses import columns
 from rankbench.analyses.analysis import Analysis, Subject
-from rankbench.analyses.columns import (
-    ATTENTION,
-    ATTENTION_FLOORS,
-    OF_CLASSIFIER,
-    SPECIAL_TOKENS,
-    SPREAD,
-    STATE_FLOORS,
-    STATES,
-    STREAMS,
-    VARIANT,
-    WEIGHTS,
-)
 from rankbench.analyses.variants import VARIANTS, VariantOptions
 from rankbench.config.keys import key
 from rankbench.measures.by_layer import metrics_by_layer, metrics_in_view, moments
@@ -181,8 +170,8 @@ def disagreements(last: pd.DataFrame) -> list[str]:
 
 
 COLUMNS = {
-    **WEIGHTS,
-    **VARIANT,
+    **columns.WEIGHTS,
+    **columns.VARIANT,
     "view": "Tokens that are measured: all, without_sinks, unit_length, or without those of a kind "
     "(rankbench.measures.token_views).",
     "layer": "0: what enters the first layer; else the number of the layer.",
@@ -191,16 +180,16 @@ COLUMNS = {
     "head": "Number of the head, from 1; empty for states.",
     "submodule": "Name of the layer in a module. In a module of one layer, check that it contains the skip.",
     "dtype": "Floating-point format of the weights.",
-    **STATES,
-    **STATE_FLOORS,
+    **columns.STATES,
+    **columns.STATE_FLOORS,
     "num_sinks": "Number of tokens that the view without_sinks leaves out.",
     "num_undefined": "Number of sequences that lack one metric or more.",
-    **ATTENTION,
-    **ATTENTION_FLOORS,
-    **STREAMS,
-    **SPREAD,
-    **OF_CLASSIFIER,
-    **SPECIAL_TOKENS,
+    **columns.ATTENTION,
+    **columns.ATTENTION_FLOORS,
+    **columns.STREAMS,
+    **columns.SPREAD,
+    **columns.OF_CLASSIFIER,
+    **columns.SPECIAL_TOKENS,
 }
 ANALYSIS = Analysis(
     Options,

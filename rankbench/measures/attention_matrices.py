@@ -125,11 +125,6 @@ def _eigenvalue_moduli(p_BHNM: Tensor) -> Tensor:
         return torch.stack(moduli).view(p_BHNM.shape[:-1])
 
 
-def _gap_singular(matrices: AttentionMatrices) -> Tensor:
-    """s_1 - s_2 of P, the gap of P as a matrix; s_1 if there is no s_2. s_1 itself can exceed 1."""
-    return matrices.spectrum.largest * (1 - matrices.spectrum.second)
-
-
 # Column name -> formula, shape (B, H).
 ATTENTION_METRICS: dict[str, Callable[[AttentionMatrices], Tensor]] = {
     "attention_entropy": _entropy,
@@ -138,7 +133,8 @@ ATTENTION_METRICS: dict[str, Callable[[AttentionMatrices], Tensor]] = {
     # Zero if all queries attend alike.
     "attention_relative_residual": lambda matrices: matrices.residual_BH / composite_norm(matrices.p_BHNM),
     "attention_gap_eigenvalue": lambda matrices: spectral_gap(matrices.p_BHNM),  # Levin et al. 2009, ch. 12
-    "attention_gap_singular": _gap_singular,
+    # s_1 - s_2; s_1 if there is no s_2. s_1 itself can exceed 1.
+    "attention_gap_singular": lambda matrices: matrices.spectrum.largest * (1 - matrices.spectrum.second),
 }
 Rows = Tensor | slice
 # The others are defined for any matrix. Without shares, s_1 - s_2 would measure how much is read.
