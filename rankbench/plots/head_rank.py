@@ -63,11 +63,10 @@ def _spectra(heads: pd.DataFrame, weights: str, facet: str | None) -> Figure:
     numbers = [name for name in heads if name.startswith("sigma_")]
     kinds = [*([facet] if facet else []), "task", "model", "layers", "heads", "rank"]
     label = heads[kinds].astype(str).agg(lambda row: ", ".join(f"{key}={row[key]}" for key in kinds), axis=1)
-    axes_of_head = ["run", "seed", "kind", "layer", "head", "matrix", *heads.columns.intersection(["numerical_rank"])]
+    axes_of_head = ["run", "seed", "kind", "layer", "head", "matrix", "numerical_rank"]
     long = heads.assign(kind=label).melt(axes_of_head, numbers, "number", "sigma")
     long = long.assign(number=long.number.str.removeprefix("sigma_").astype(int)).dropna(subset="sigma")
-    if "numerical_rank" in long:  # tables of older versions lack it
-        long["sigma"] = long.sigma.where(long.number <= long.numerical_rank)
+    long["sigma"] = long.sigma.where(long.number <= long.numerical_rank)
     figure, grid, facets = grid_of(long, "kind", 2, share_y=False)
     for row, (_, rows) in zip(grid, facets, strict=True):
         for axes, (matrix, name) in zip(row, (("qk", "W_{QK}"), ("vo", "W_{VO}")), strict=True):

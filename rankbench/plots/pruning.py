@@ -40,5 +40,5 @@ def draw_pruning(table: pd.DataFrame, published: pd.DataFrame | None = None, fac
 
 
 def what_is_kept(table: pd.DataFrame) -> str:
-    """The parts of a table, in words; older tables keep single paths."""
-    return " or ".join(PARTS[parts] for parts in table.parts.unique()) if "parts" in table else PARTS["path"]
+    """The parts of a table, in words."""
+    return " or ".join(PARTS[parts] for parts in table.parts.unique())

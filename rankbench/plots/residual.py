@@ -21,8 +21,6 @@ def draw_residual(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
     A residual below its rounding error is drawn at that error and marked.
     """
     last = last_of_layer(table)
-    if "relative_noise_floor" not in last:  # old tables lack this column
-        last = last.assign(relative_noise_floor=last["dtype"].map(lambda name: np.finfo(name).eps))
     # a mean over sequences is rounding if it is no larger; that some of them are says little about the others
     last = last.assign(below_floor=last.relative_residual <= last.relative_noise_floor)
     last = last.assign(relative_residual=last.relative_residual.clip(lower=last.relative_noise_floor))

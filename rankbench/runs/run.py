@@ -201,12 +201,10 @@ class Run:
         path = self.folder / "environment.json"
         if not path.exists():
             return None
-        environment = read_json(path)
-        if "step" not in environment:  # older than the fused step
-            return "torch.compile" if environment.get("compiled", self.config.trainer.compile == "true") else "plain"
-        if environment["step"] not in STEPS:
-            raise ConfigError(f"{path}: step={environment['step']}: allowed are {', '.join(STEPS)}")
-        return environment["step"]
+        step = read_json(path).get("step")
+        if step not in STEPS:
+            raise ConfigError(f"{path}: step={step}: allowed are {', '.join(STEPS)}")
+        return step
 
     def check_begun(self, cfg: TrainConfig, environment: dict) -> None:
         """Raise ConfigError if the folder holds a run of another config or device."""

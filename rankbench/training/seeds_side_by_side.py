@@ -366,8 +366,6 @@ class Training:
             if alive:  # the last seeds to leave do not shrink the stack, so the moments keep their shape
                 check_shapes(moments, dict.fromkeys(moments, parameter.shape))
         self._set_optimizer_state(state)
-        # states of older versions lack it
-        tensors.setdefault("sums/finite", sums["steps"] * tensors["sums/loss"].isfinite().double())
         own_sums = {key: tensors[f"sums/{key}"].to(self.machine.device) for key in SUMS}
         if alive:
             check_shapes(own_sums, dict.fromkeys(own_sums, (len(alive),)))

@@ -300,9 +300,6 @@ def test_the_floor_of_rounding_is_drawn_where_it_is_near(dtype, decay, is_drawn)
     if is_drawn:
         wanted = table[table.weights == "trained"].groupby("layer").relative_noise_floor.max()
         assert lines(figure.axes[0])[FLOOR].get_ydata() == pytest.approx(wanted.to_numpy())
-    before = drawn("residual", table.drop(columns=["relative_noise_floor", "below_floor"]))  # as tables once were
-    if is_drawn:
-        assert list(lines(before.axes[0])[FLOOR].get_ydata()) == [np.finfo(dtype).eps] * 4
 
 
 def test_what_is_below_its_floor_is_drawn_there_and_marked():
