@@ -29,9 +29,9 @@ def check(cfg: PlotConfig, words: Sequence[str] = ()) -> None:
 def run(config: DictConfig) -> None:
     """`rankbench plot`."""
     from rankbench.plots import drawn_with
-    from rankbench.report.figures import redraw
+    from rankbench.report.figures import Drawing, redraw
 
     cfg = prepared(config, check)
-    how = cfg.report, cfg.statistic, cfg.published, cfg.plot.column
+    how = Drawing(Path(cfg.out), cfg.report, cfg.statistic, cfg.plot.column, cfg.published)
     with drawn_with(cfg.plot.style):
-        print("\n".join(redraw(Path(cfg.table), Path(cfg.out), *how)))
+        print("\n".join(redraw(Path(cfg.table), how)))

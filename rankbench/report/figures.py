@@ -1,7 +1,7 @@
 """The figures of a report with their captions: final numbers, chosen columns, analyses, and watched trainings."""
 
 from collections import ChainMap
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,25 +39,28 @@ MOST_PANELS_OVER_STEPS = 6  # in a figure of a watched training, which has a row
 FIGURES = ChainMap(OBSERVED_FIGURES, {"metrics": draw_metrics})  # over the steps of a training
 
 
-def draw_final(
-    seeds: pd.DataFrame,
-    keys: list[str],
-    chosen: FigureKeys,
-    statistic: str,
-    folder: Path,
-    column: str | None = None,
-) -> dict[str, str]:
+@dataclass(frozen=True)
+class Drawing:
+    """How figures are drawn: into which folder, by what the user chose, with the mean or the best of the seeds, as wide
+    as one column of a page or two (single | double), beside which published figure's numbers."""
+
+    folder: Path
+    chosen: StudyKeys
+    statistic: str = "mean"
+    width: str | None = None
+    published: str | None = None
+
+
+def draw_final(seeds: pd.DataFrame, keys: list[str], how: Drawing) -> dict[str, str]:
     """Write the figure of the final numbers by the varied keys, if there is one; return its pages' captions."""
-    return _saved(final_pages(seeds, keys, chosen, statistic), folder / "sweep", column)
+    return _saved(final_pages(seeds, keys, how.chosen, how.statistic), "sweep", how)
 
 
-def _saved(
-    pages: list[tuple[plots.Figure, str, str]], path: Path, column: str | None, where: str = ""
-) -> dict[str, str]:
+def _saved(pages: list[tuple[plots.Figure, str, str]], stem: str, how: Drawing, where: str = "") -> dict[str, str]:
     """Write the pages of a figure, each a figure with its note and caption; return the captions by file name. where:
     what the notes and captions say of the rows."""
-    noted = ((plots.fit(figure, column), joined(where, note)) for figure, note, _ in pages)
-    names = plots.save_pages(noted, path, KINDS)
+    noted = ((plots.fit(figure, how.width), joined(where, note)) for figure, note, _ in pages)
+    names = plots.save_pages(noted, how.folder / stem, KINDS)
     return {name: joined(caption, where) for name, (_, _, caption) in zip(names, pages, strict=True)}
 
 
@@ -100,19 +103,13 @@ def _pages_by_keys(
 
 
 def draw_study(
-    studied: dict[str, pd.DataFrame],
-    runs: pd.DataFrame,
-    keys: list[str],
-    chosen: StudyKeys,
-    statistic: str,
-    folder: Path,
-    width: str | None,
-    own: str | None = None,
+    studied: dict[str, pd.DataFrame], runs: pd.DataFrame, keys: list[str], how: Drawing, own: str | None = None
 ) -> dict[str, str]:
     """Draw and write each chosen column by the keys, then the last column against each of the others. runs: a row for
     each run and seed, with these columns. own: the column that a report draws anyway. Returns the captions."""
     captions: dict[str, str] = {}
     correlations = []
+    chosen, folder = how.chosen, how.folder
     keys = [key for key in keys if key not in ("run", "seed")]
     wheres = {value: rows_that_count(chosen, rows) for value, rows in studied.items()}
     for value, rows in studied.items():
@@ -120,8 +117,8 @@ def draw_study(
         write_table(rows[list(dict.fromkeys([*RUN_COLUMNS, *keys, *axes, column]))], folder / f"{stem}.csv")
         rows = booleans_as_words(read_table(folder / f"{stem}.csv")).rename(columns={column: value})
         if value != own and (keys or axes):
-            pages = _pages_by_keys(rows, [*keys, *axes], chosen, statistic, value, column_in_words(value))
-            captions |= _saved(pages, folder / stem, width, wheres[value])
+            pages = _pages_by_keys(rows, [*keys, *axes], chosen, how.statistic, value, column_in_words(value))
+            captions |= _saved(pages, stem, how, wheres[value])
     keys = keys or ["task", "model"]
     *others, last = studied or [""]
     for other in others:
@@ -139,24 +136,24 @@ def draw_study(
             f"seeds; above, Spearman's rank correlation {' or, in other panels, '.join(kinds)} (correlations.csv)"
         )
         about = joined(*dict.fromkeys((wheres[other], wheres[last])))
-        captions |= _saved([(figure, "", caption)], folder / name, width, about)
+        captions |= _saved([(figure, "", caption)], name, how, about)
     if correlations:
         write_table(pd.DataFrame(correlations), folder / "correlations.csv")
     return captions
 
 
-def differences_drawn(table: pd.DataFrame, where: str, folder: Path, width: str | None) -> dict[str, str]:
+def draw_differences_in_parts(table: pd.DataFrame, where: str, how: Drawing) -> dict[str, str]:
     """Write the figure of the differences from a baseline; return its pages' captions. where: the rows that count."""
     configurations = table.groupby(list(table.columns[: table.columns.get_loc("baseline")]), sort=False).ngroup()
     about = f"differences from {table.baseline.iloc[0].replace(',', ', ')}"
-    how = "paired by seed" if set(table.pairing) == {BY_SEED} else "paired by seed where seeds are shared"
+    pairs = "paired by seed" if set(table.pairing) == {BY_SEED} else "paired by seed where seeds are shared"
     caption = (
-        f"{about}: means, {how}, with 95 % intervals (Student's t); filled marks have p below 0.05 after Holm's method "
-        "over all of them (differences.csv)"
+        f"{about}: means, {pairs}, with 95 % intervals (Student's t); filled marks have p below 0.05 after Holm's "
+        "method over all of them (differences.csv)"
     )
     begins = range(0, int(configurations.max()) + 1, MOST_ROWS)
     parts = [table[configurations.between(begin, begin + MOST_ROWS - 1)] for begin in begins]
-    return _saved([(draw_differences(part), about, caption) for part in parts], folder / "differences", width, where)
+    return _saved([(draw_differences(part), about, caption) for part in parts], "differences", how, where)
 
 
 def _without_gaps(seeds: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
@@ -165,56 +162,32 @@ def _without_gaps(seeds: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     return seeds.assign(**{key: seeds[key].map(plots.tick, na_action="ignore").fillna("none") for key in gaps})
 
 
-def draw_analyses(
-    tables: dict[str, pd.DataFrame],
-    keys: list[str],
-    chosen: FigureKeys,
-    figure_published: str | None,
-    folder: Path,
-    column: str | None,
-) -> dict[str, str]:
-    """Write the figures of the analyses, with a line for each configuration; return their captions by file name."""
-    captions = {}
-    for name, table in tables.items():
-        if name in ANALYSES and (analysis := ANALYSES[name]).figure is not None:
-            how = (analysis.lines, analysis.drawn_apart, analysis.most_panels)
-            pages = pages_of_analysis(table, keys, chosen.x, chosen.series, chosen.facet, *how)
-            files = draw({name: pages}, folder, figure_published, KINDS, column)
-            for figure, page in zip(files, pages, strict=True):
-                captions[figure] = _caption(name, analysis.figure, page)
-    return captions
-
-
-def _caption(name: str, figure: Callable[..., plots.Figure], page: plots.Page) -> str:
-    what = plots.caption_of(name, figure, page.rows.seed.nunique())
-    return f"{joined(name, page.note)}. {what} Drawn from {name}.csv"
-
-
-def draw_observed(
-    tables: dict[str, pd.DataFrame], keys: list[str], chosen: FigureKeys, folder: Path, column: str | None
-) -> dict[str, str]:
-    """Write the figures of learning curves, and of trainings that were watched by rankbench.observe; return their
-    captions by file name.
+def draw_tables(tables: dict[str, pd.DataFrame], keys: list[str], how: Drawing) -> dict[str, str]:
+    """Write the figures of the tables that have one: of analyses, with a line for each configuration, of learning
+    curves, and of trainings that were watched by rankbench.observe. Returns their captions by file name.
 
     The configs of trainings that are not ours do not say everything that differs between them, so runs with the same
     keys and seed have a panel each.
     """
     captions = {}
+    places = how.chosen.x, how.chosen.series, how.chosen.facet
     for name, table in tables.items():
-        if name == "metrics" and not _has_losses(table):
+        if name in ANALYSES and (figure := ANALYSES[name].figure) is not None:
+            kind = ANALYSES[name]
+            pages = pages_of_analysis(table, keys, *places, kind.lines, kind.drawn_apart, kind.most_panels)
+            files = draw({name: pages}, how.folder, how.published, KINDS, how.width)
+        elif name in FIGURES and (name != "metrics" or _has_losses(table)):
+            figure = FIGURES[name]
+            are_alike = table.groupby([*keys, "seed"]).run.nunique().max() > 1
+            layout = ("split", (), MOST_PANELS) if name == "metrics" else (None, (), MOST_PANELS_OVER_STEPS)
+            pages = pages_of_analysis(table, [*keys, "run"] if are_alike else keys, *places, *layout)
+            drawn = ((plots.fit(figure(page.rows, page.facet), how.width), page.note) for page in pages)
+            files = plots.save_pages(drawn, how.folder / name, KINDS)
+        else:
             continue
-        runs_alike = table.groupby([*keys, "seed"]).run.nunique().max()
-        pages = pages_of_analysis(
-            table,
-            [*keys, "run"] if runs_alike > 1 else keys,
-            *(chosen.x, chosen.series, chosen.facet),
-            "split" if name == "metrics" else None,
-            (),
-            MOST_PANELS if name == "metrics" else MOST_PANELS_OVER_STEPS,
-        )
-        figures = ((plots.fit(FIGURES[name](page.rows, page.facet), column), page.note) for page in pages)
-        for figure, page in zip(plots.save_pages(figures, folder / name, KINDS), pages, strict=True):
-            captions[figure] = _caption(name, FIGURES[name], page)
+        for file, page in zip(files, pages, strict=True):
+            what = plots.caption_of(name, figure, page.rows.seed.nunique())
+            captions[file] = f"{joined(name, page.note)}. {what} Drawn from {name}.csv"
     return captions
 
 
@@ -268,23 +241,17 @@ def drawable(path: Path, chosen: StudyKeys) -> Drawable:
     return Drawable(named[0] if named else "", table, keys, studied)
 
 
-def redraw(
-    path: Path, folder: Path, chosen: StudyKeys, statistic: str, figure_published: str | None, column: str | None
-) -> list[str]:
+def redraw(path: Path, how: Drawing) -> list[str]:
     """Draw a table's figure as a report does, or its chosen columns; return lines for the reader."""
-    name, table, keys, studied = drawable(path, chosen)
+    name, table, keys, studied = drawable(path, how.chosen)
     if studied:
-        runs = with_columns(table[list(dict.fromkeys([*RUN_COLUMNS, *keys]))].drop_duplicates(), studied, chosen, keys)
-        captions = draw_study(studied, runs, keys, chosen, statistic, folder, column)
-    elif name == "sweep":
-        captions = draw_final(table, keys, chosen, statistic, folder, column)
-    elif name in ANALYSES:
-        captions = draw_analyses({name: table}, keys, chosen, figure_published, folder, column)
+        runs = table[list(dict.fromkeys([*RUN_COLUMNS, *keys]))].drop_duplicates()
+        captions = draw_study(studied, with_columns(runs, studied, how.chosen, keys), keys, how)
     else:
-        captions = draw_observed({name: table}, keys, chosen, folder, column)
+        captions = draw_final(table, keys, how) if name == "sweep" else draw_tables({name: table}, keys, how)
     if not captions:
         raise ConfigError(f"table={path}: no key varies in it, and no number of a finished run is in it")
-    return [f"{caption}.\n-> {folder / name}.png, .pdf and .svg" for name, caption in captions.items()]
+    return [f"{caption}.\n-> {how.folder / name}.png, .pdf and .svg" for name, caption in captions.items()]
 
 
 def _fitting(table: pd.DataFrame) -> list[str]:

@@ -15,12 +15,11 @@ from rankbench.config.schema import StudyKeys
 from rankbench.judging import CLAIMS, figures_published
 from rankbench.report.differences import baseline_in, differences, printed, sentences
 from rankbench.report.figures import (
-    FIGURES,
-    differences_drawn,
-    draw_analyses,
+    Drawing,
+    draw_differences_in_parts,
     draw_final,
-    draw_observed,
     draw_study,
+    draw_tables,
     final_value,
 )
 from rankbench.report.jobs import SILENT, config_of, flattened, keys_of, runs_in, shared, values_by_job, varying_keys
@@ -108,20 +107,13 @@ def gather(
     lines += [f"{value}: {words}" for value, words in wheres.items()]
     summary = summarise(seeds, keys, (value for value in studied if "." in value))
     lines += _write_summary(summary, studied, folder)
-    done = seeds[is_done(seeds)]
     axes = [key for key in keys if key in seeds and key not in OF_RUN]
     compared, in_words = _differences(seeds, summary, axes, baseline)
     lines += _write_differences(compared, in_words, baseline, folder)
-    captions = draw_study(studied, done, keys, chosen, statistic, folder, column, final_value(done))
-    chosen = _of_all_figures(chosen, keys)
-    captions |= draw_final(seeds, keys, chosen, statistic, folder, column)
-    if len(compared):
-        where = "; ".join(dict.fromkeys(wheres.values()))
-        captions |= differences_drawn(read_table(folder / "differences.csv"), where, folder, column)
     configs = [config_of(job) for job in jobs]
-    claims, figure_published = _claims_of(configs, tables), _figure_published(configs)
-    facets = [key for key in keys if key not in ("run", "seed")]
-    captions |= _draw_tables(tables, facets, chosen, figure_published, folder, column)
+    claims, facets = _claims_of(configs, tables), [key for key in keys if key not in OF_RUN]
+    how = Drawing(folder, chosen, statistic, column, _figure_published(configs))
+    captions = _drawn(seeds, studied, compared, tables, keys, how)
     lines += [f"-> {folder / name}.png, .pdf and .svg" for name in captions]
     lines += judge_all(claims, tables, folder, facets)
     write_page(
@@ -132,13 +124,37 @@ def gather(
         differences=compared,
         sentences=in_words,
         captions=captions,
-        figure_published=figure_published,
+        figure_published=how.published,
         follows=follows if varied is None else {},
         judged=bool(claims),
         asked=shared(configs),
         live=live,
     )
     return [*lines, f"-> {folder / 'report.html'}"]
+
+
+def _drawn(
+    seeds: pd.DataFrame,
+    studied: dict[str, pd.DataFrame],
+    compared: pd.DataFrame,
+    tables: dict[str, pd.DataFrame],
+    keys: list[str],
+    how: Drawing,
+) -> dict[str, str]:
+    """Draw all figures of a report, and write the joined tables; returns the figures' captions by file name."""
+    done, chosen = seeds[is_done(seeds)], how.chosen
+    captions = draw_study(studied, done, keys, how, final_value(done))
+    # only figures of the study can have columns of tables as x, series or facet
+    elsewhere: dict[str, Any] = {place: None for place, key in chosen.places.items() if key not in keys}
+    how = replace(how, chosen=replace(chosen, **elsewhere))
+    captions |= draw_final(seeds, keys, how)
+    if len(compared):
+        where = "; ".join(filter(None, dict.fromkeys(rows_that_count(chosen, rows) for rows in studied.values())))
+        captions |= draw_differences_in_parts(read_table(how.folder / "differences.csv"), where, how)
+    for name, table in tables.items():
+        write_table(table, how.folder / f"{name}.csv")
+    over_steps_first = {name: tables[name] for name in ("metrics", *OBSERVED, *tables) if name in tables}
+    return captions | draw_tables(over_steps_first, [key for key in keys if key not in OF_RUN], how)
 
 
 def _plugins_not_named(jobs: list[Path]) -> list[str]:
@@ -168,33 +184,11 @@ def _differences(
     return compared, sentences(compared, axes, reference)
 
 
-def _of_all_figures(chosen: StudyKeys, keys: list[str]) -> StudyKeys:
-    """What was chosen, without columns of tables as x, series or facet: only figures of the study can have them."""
-    elsewhere: dict[str, Any] = {place: None for place, key in chosen.places.items() if key not in keys}
-    return replace(chosen, **elsewhere)
-
-
 def _write_differences(compared: pd.DataFrame, in_words: list[str], baseline: str | None, folder: Path) -> list[str]:
     if len(compared):
         write_table(compared, folder / "differences.csv")
         return [*printed(in_words), f"-> {folder / 'differences.csv'}"]
     return [] if baseline is None else [f"report.baseline={baseline}: no finished seeds to compare it with"]
-
-
-def _draw_tables(
-    tables: dict[str, pd.DataFrame],
-    facets: list[str],
-    chosen: StudyKeys,
-    published: Any,
-    folder: Path,
-    column: str | None,
-) -> dict[str, str]:
-    """Write the joined tables, and draw those that have a figure; returns the figures' captions."""
-    for name, table in tables.items():
-        write_table(table, folder / f"{name}.csv")
-    over_steps = {name: tables[name] for name in ("metrics", *OBSERVED) if name in FIGURES and name in tables}
-    captions = draw_observed(over_steps, facets, chosen, folder, column)
-    return captions | draw_analyses(tables, facets, chosen, published, folder, column)
 
 
 def _claims_of(configs: list[dict[str, Any]], tables: dict[str, pd.DataFrame]) -> list[str]:

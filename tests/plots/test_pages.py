@@ -9,10 +9,10 @@ from matplotlib.figure import Figure
 
 from rankbench import plots
 from rankbench.analyses import ANALYSES
-from rankbench.config.schema import FigureKeys
+from rankbench.config.schema import StudyKeys
 from rankbench.plots import marks
 from rankbench.plots.pages import pages_of_analysis, pages_of_final_numbers
-from rankbench.report.figures import draw_final
+from rankbench.report.figures import Drawing, draw_final
 
 KEYS = {"model.skip": ["true", "false"], "model.norm": ["none", "pre", "post"], "model.layers": ["2", "4", "6"]}
 LRS = {"optimizer.lr": [f"0.{number:02}" for number in range(1, 31)]}
@@ -26,7 +26,11 @@ def residual_table(keys, variants=("full",)):
             level = (1 + len(rows)) / 10_000
             for layer in range(3):
                 row = {"run": str(run), "seed": 0, "weights": "trained", "variant": variant, "layer": layer}
-                row |= {"sublayer": "mlp" if layer else "input", "dtype": "float64", "relative_residual": level}
+                row |= {
+                    "sublayer": "mlp" if layer else "input",
+                    "relative_noise_floor": 2.0**-52,
+                    "relative_residual": level,
+                }
                 rows.append(row | dict(zip(keys, values, strict=True)))
     return pd.DataFrame(rows)
 
@@ -213,7 +217,7 @@ def drawn(monkeypatch):
 def test_keys_without_a_place_are_panels_and_nothing_is_averaged(tmp_path, drawn):
     keys = KEYS | {"model.heads": [1, 2]}
     seeds = final_numbers(keys | {"model.layers": [2, 4, 6]})
-    (caption,) = draw_final(seeds, list(keys), FigureKeys(None, None, None), "mean", tmp_path).values()
+    (caption,) = draw_final(seeds, list(keys), Drawing(tmp_path, StudyKeys())).values()
     ((rows, x, series, facet, *_),) = drawn
     assert (x, series, facet) == ("model.layers", "model.skip", "model.norm") and "averaged" not in caption
     assert rows.groupby([x, series, facet]).size().max() == 1 and len(rows) == 36
@@ -221,9 +225,9 @@ def test_keys_without_a_place_are_panels_and_nothing_is_averaged(tmp_path, drawn
 
 
 def test_final_numbers_are_averaged_over_what_the_user_left_out(tmp_path, drawn):
-    chosen = FigureKeys("model.layers", "model.skip", "model.norm")
+    chosen = StudyKeys("model.layers", "model.skip", "model.norm")
     keys = KEYS | {"model.heads": ["1", "2"]}
-    captions = draw_final(final_numbers(keys), list(keys), chosen, "mean", tmp_path)
+    captions = draw_final(final_numbers(keys), list(keys), Drawing(tmp_path, chosen))
     ((_, *keys_drawn, _, _),) = drawn
     assert keys_drawn == ["model.layers", "model.skip", "model.norm"]
     assert captions["sweep"].endswith("; averaged over model.heads")
@@ -231,7 +235,7 @@ def test_final_numbers_are_averaged_over_what_the_user_left_out(tmp_path, drawn)
 
 def test_runs_without_a_key_have_a_panel_and_many_panels_have_pages(tmp_path, drawn):
     keys = {"x": [1, 2, 3], "s": [1, 2], "f": ["a", None], "g": [str(number) for number in range(20)]}
-    captions = draw_final(final_numbers(keys), ["x", "s", "f", "g"], FigureKeys("x", "s", None), "mean", tmp_path)
+    captions = draw_final(final_numbers(keys), ["x", "s", "f", "g"], Drawing(tmp_path, StudyKeys("x", "s")))
     assert list(captions) == ["sweep_1", "sweep_2"]
     assert captions["sweep_1"].endswith("; f=a") and captions["sweep_2"].endswith("; f=none")
     assert sum(len(given[0]) for given in drawn) == 240 and all(given[3] == "g" for given in drawn)

@@ -182,7 +182,8 @@ def test_pages_of_a_figure_are_all_in_the_report_with_their_captions(tmp_path, u
     """30 values of a key are more panels than a file has; a report of fewer runs into the same folder removes it."""
     for number in range(30):
         run = run_at(tmp_path / "runs" / str(number), lr=number / 100)
-        row = {"run": run.name, "task": "sorting", "model": "san", "seed": 0, "weights": "trained", "dtype": "float64"}
+        row = {"run": run.name, "task": "sorting", "model": "san", "seed": 0, "weights": "trained"}
+        row |= {"relative_noise_floor": 2.0**-52}
         row |= {"layer": 0, "sublayer": "input", "relative_residual": 0.5}
         pd.DataFrame([row | {"variant": variant} for variant in ("full", "no_skip")]).to_csv(run / "residual.csv")
     (tmp_path / "report").mkdir()
@@ -420,7 +421,8 @@ def test_a_browser_shows_a_tall_figure_whole(tmp_path):
     """Nothing around a figure clips it, and it keeps its own shape: five rows of panels, higher than any screen."""
     for heads in (1, 2, 3, 4, 5):
         run = run_at(tmp_path / "runs" / str(heads), heads)
-        row = {"run": run.name, "task": "sorting", "model": "san", "seed": 0, "weights": "trained", "dtype": "float64"}
+        row = {"run": run.name, "task": "sorting", "model": "san", "seed": 0, "weights": "trained"}
+        row |= {"relative_noise_floor": 2.0**-52}
         rows = [
             row
             | {"variant": variant, "layer": layer, "sublayer": "mlp" if layer else "input", "relative_residual": 0.5}

@@ -11,7 +11,7 @@ from rankbench.report.report import gather_sweep
 pytestmark = pytest.mark.usefixtures("unpainted")
 ROWS = {"task": "sorting", "model": "san", "seed": [0, 1], "weights": "trained", "variant": "full", "layer": [0, 1]}
 CONFIG = {"task": {"name": "sorting"}, "seed": 0}
-ROWS |= {"sublayer": ["input", "attention"], "dtype": "float64", "relative_residual": [0.5, 0.25]}
+ROWS |= {"sublayer": ["input", "attention"], "relative_noise_floor": 2.0**-52, "relative_residual": [0.5, 0.25]}
 
 
 def job(sweep, number, heads, table=True):

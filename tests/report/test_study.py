@@ -14,7 +14,7 @@ from rankbench.config.keys import ConfigError
 from rankbench.config.schema import StudyKeys
 from rankbench.plots import fit
 from rankbench.plots.sweep import draw_scatter, draw_sweep
-from rankbench.report.figures import drawable, redraw
+from rankbench.report.figures import Drawing, drawable, redraw
 from rankbench.report.jobs import find_runs
 from rankbench.report.report import check_study, gather
 from rankbench.report.study import rank_correlation, rank_correlations, values_of
@@ -44,7 +44,8 @@ def home(tmp_path_factory):
         (folder / "summary.json").write_text(json.dumps({"status": "finished", "seeds": seeds}))
         rows = [
             {"run": str(number), "task": "sorting", "model": "san", "seed": seed, "weights": weights, "variant": "full"}
-            | {"layer": layer, "sublayer": sublayer, "dtype": "float64", "relative_residual": 0.5}
+            | {"layer": layer, "sublayer": sublayer, "dtype": "float64", "relative_noise_floor": 2.0**-52}
+            | {"relative_residual": 0.5}
             | {"effective_rank": rank_at(layers, norm, layer, sublayer, seed) if sublayer != "weights" else None}
             for seed in range(3)
             for weights in ("trained", "initialised")
@@ -270,16 +271,16 @@ def test_a_table_for_print_has_means_with_errors_and_names_of_a_paper(home):
 
 
 def test_a_table_drawn_again_is_the_reports_figure(home, tmp_path):
-    redraw(home / "report" / "residual.csv", tmp_path, StudyKeys(), "mean", None, None)
+    redraw(home / "report" / "residual.csv", Drawing(tmp_path, StudyKeys()))
     assert (tmp_path / "residual.svg").read_bytes() == (home / "report" / "residual.svg").read_bytes()
 
 
 def test_a_table_is_drawn_again(home, tmp_path, unpainted_here):
     nothing = StudyKeys()
-    lines = redraw(home / "report" / "sweep.csv", tmp_path, nothing, "mean", None, "single")
+    lines = redraw(home / "report" / "sweep.csv", Drawing(tmp_path, nothing, width="single"))
     assert lines[0].startswith("Final test accuracy by model.layers, model.norm") and (tmp_path / "sweep.pdf").exists()
     study = StudyKeys(value=["residual.effective_rank", "test_accuracy"])
-    redraw(home / "report" / "sweep.csv", tmp_path, study, "mean", None, None)
+    redraw(home / "report" / "sweep.csv", Drawing(tmp_path, study))
     there = (home / "report" / "correlations.csv").read_text()
     assert (tmp_path / "correlations.csv").read_text() == there and (tmp_path / "test_accuracy.png").exists()
 
