@@ -1,7 +1,6 @@
 """Differences of a report's configurations from a baseline, paired over the seeds that both have, if there are any."""
 
 import math
-from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -9,6 +8,7 @@ import pandas as pd
 
 from rankbench.config.keys import ConfigError, closest, listed
 from rankbench.plots.sweep import column_in_words
+from rankbench.report.jobs import short_keys
 from rankbench.report.study import conditions_of
 from rankbench.runs.intervals import LEVEL, holm, paired_difference, unpaired_difference
 
@@ -148,9 +148,8 @@ def _briefly(values: dict[str, str], keys: list[str]) -> str:
     text = values[keys[0]] if len(keys) == 1 else ""
     if text not in ("", "true", "false", "null", "none") and not _is_number(text):
         return text
-    last = Counter(key.rpartition(".")[2] for key in keys)
-    short_keys = {key: name if last[name := key.rpartition(".")[2]] == 1 else key for key in keys}
-    return ", ".join(f"{short_keys[key]}={value}" for key, value in values.items())
+    names = short_keys(keys)
+    return ", ".join(f"{names[key]}={value}" for key, value in values.items())
 
 
 def _in_words(configurations: pd.DataFrame) -> pd.DataFrame:

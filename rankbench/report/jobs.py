@@ -145,6 +145,13 @@ def keys_of(jobs: list[Path]) -> list[str]:
     return list(dict.fromkeys(["task", "model", *(key for job in jobs for key in flattened(config_of(job)))]))
 
 
+def short_keys(keys: Iterable[str]) -> dict[str, str]:
+    """Each key without its group, or the whole key where two would be the same."""
+    last = {key: key.rpartition(".")[2] for key in keys}
+    counts = Counter(last.values())
+    return {key: name if counts[name] == 1 else key for key, name in last.items()}
+
+
 def names_of(jobs: list[Path]) -> dict[Path, str]:
     """Names of the runs in tables: the folder's name, after the sweep's name if two folders have the same."""
     names = {job: Run(job).name for job in jobs}

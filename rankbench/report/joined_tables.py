@@ -1,6 +1,5 @@
 """The tables of several runs as one, with a column for each key that differs, and their summary over seeds."""
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from rankbench.report.jobs import (
     find_runs,
     flattened,
     names_of,
+    short_keys,
     status_of,
     values_by_job,
     varying_keys,
@@ -62,19 +62,14 @@ class Runs:
     @property
     def metrics(self) -> pd.DataFrame:
         """Concatenate `Run.metrics` of all runs that have begun to train."""
-        names, values = names_of(self.folders), _varied_values(self.folders, self.keys)
-        begun = [run for run in self if (run.folder / "metrics.csv").exists()]
-        if not begun:
+        if not any((folder / "metrics.csv").exists() for folder in self.folders):
             raise ConfigError("metrics: none of the runs has begun to train")
-        parts = [run.metrics.assign(run=names[run.folder], **values[run.folder]) for run in begun]
-        return self._labelled(pd.concat(parts, ignore_index=True), "metrics")
+        return self.table("metrics")
 
     @property
     def final(self) -> pd.DataFrame:
         """A row for each run and seed with its status and final numbers, as in a report's sweep.csv."""
-        names, values = names_of(self.folders), _varied_values(self.folders, self.keys)
-        statuses = {folder: status_of(folder) for folder in self.folders}
-        return self._labelled(_final_numbers(names, statuses, values), "sweep")
+        return self._labelled(_final_numbers(self.folders, self.keys), "sweep")
 
     def _labelled(self, table: pd.DataFrame, name: str) -> pd.DataFrame:
         """Convert the values of varied keys to numbers where possible; put the table's name, and what its columns mean,
@@ -115,15 +110,13 @@ def read_all(jobs: list[Path], keys: list[str]) -> Joined:
     read, damage = _read(jobs)
     statuses = {job: "damaged" if job in damage else status_of(job) for job in jobs}
     tables = {name: table for name in _names_of_tables() if (table := _joined(name, read, names, values)) is not None}
-    return Joined(names, statuses, damage, tables, _final_numbers(names, statuses, values))
+    return Joined(names, statuses, damage, tables, _final_numbers(jobs, keys, statuses))
 
 
 def columns_of(jobs: list[Path], keys: list[str]) -> dict[str, list[str]]:
     """The columns of each table that these runs have, from the tables' first lines alone; those of the final numbers
     under an empty name."""
-    values = _varied_values(jobs, keys)
-    final = _final_numbers(names_of(jobs), {job: status_of(job) for job in jobs}, values)
-    columns: dict[str, dict[str, None]] = {"": dict.fromkeys(map(str, final))}
+    columns: dict[str, dict[str, None]] = {"": dict.fromkeys(map(str, _final_numbers(jobs, keys)))}
     varied = [key for key in keys if key not in RUN_COLUMNS]
     for name in _names_of_tables():
         for file in (job / f"{name}.csv" for job in jobs):
@@ -173,19 +166,16 @@ def _joined(
     return pd.concat(parts, ignore_index=True) if parts else None
 
 
-def _final_numbers(
-    names: dict[Path, str], statuses: dict[Path, str], values: dict[Path, dict[str, str]]
-) -> pd.DataFrame:
-    rows = [row for job, name in names.items() for row in _summary_rows(job, name, statuses[job], values[job])]
+def _final_numbers(jobs: list[Path], keys: list[str], statuses: dict[Path, str] | None = None) -> pd.DataFrame:
+    """A row for each run and seed with its final numbers. statuses: of the runs, if they are known already."""
+    names, values, rows = names_of(jobs), _varied_values(jobs, keys), []
+    for job in jobs:
+        config, status = flattened(config_of(job)), status_of(job) if statuses is None else statuses[job]
+        who = {"run": names[job], "task": config.get("task.name", ""), "model": config.get("model.name", "")}
+        seeds = [] if status == "damaged" else Run(job).summary().get("seeds")
+        for numbers in seeds or [{"seed": config.get("seed", ""), "status": status}]:
+            rows.append({**who, "seed": numbers.get("seed"), **values[job], "job_status": status, **numbers})
     return pd.DataFrame(rows)
-
-
-def _summary_rows(job: Path, name: str, status: str, values: dict[str, str]) -> list[dict]:
-    config = flattened(config_of(job))
-    who = {"run": name, "task": config.get("task.name", ""), "model": config.get("model.name", "")}
-    seeds = [] if status == "damaged" else Run(job).summary().get("seeds")
-    seeds = seeds or [{"seed": config.get("seed", ""), "status": status}]
-    return [{**who, "seed": numbers.get("seed"), **values, "job_status": status, **numbers} for numbers in seeds]
 
 
 def summarise(seeds: pd.DataFrame, keys: list[str], more: Iterable[str] = ()) -> pd.DataFrame:
@@ -214,8 +204,9 @@ def for_print(summary: pd.DataFrame, chosen: Iterable[str]) -> pd.DataFrame:
     numbers to keep; if the summary has none of them, it keeps all."""
     values = [name.removesuffix("_mean") for name in summary if name.endswith("_mean")]
     keys = list(summary.columns[: summary.columns.get_loc("num_seeds")])
-    last = Counter(key.rpartition(".")[2] for key in keys)
-    names = {key: key if last[short_key := key.rpartition(".")[2]] > 1 else short_key.replace("_", " ") for key in keys}
+    names = {
+        key: key if short_key == key else short_key.replace("_", " ") for key, short_key in short_keys(keys).items()
+    }
     table = summary[[*keys, "num_seeds"]].rename(columns=names | {"num_seeds": "seeds"})
     for value in [value for value in values if value in chosen] or values:
         ends = zip(*(summary[f"{value}_{end}"] for end in ("mean", "low95", "high95")), strict=True)
