@@ -94,22 +94,15 @@ class PresetRun:
         }
 
 
-def best_runs(names: Iterable[str], outputs: Path) -> dict[str, PresetRun]:
-    """The run in `outputs` that represents each of these presets, where there is one."""
-    return _best(_preset_runs(outputs), names)
+def best_runs(names: Iterable[str], outputs: Path, second: bool = False) -> dict[str, PresetRun]:
+    """The run in `outputs` that represents each of these presets, where there is one.
 
-
-def second_runs(names: Iterable[str], outputs: Path) -> dict[str, PresetRun]:
-    """The complete run in `outputs` of each of these presets with seeds from SECOND_SEED on; where there is no other,
-    it also represents the preset."""
-    return _best((run for run in _preset_runs(outputs) if run.is_second and run.complete), names)
-
-
-def _best(runs: Iterable[PresetRun], names: Iterable[str]) -> dict[str, PresetRun]:
+    second: only complete runs with seeds from SECOND_SEED on; where a preset has no other, they also represent it.
+    """
     best: dict[str, PresetRun] = {}
-    for run in runs:
-        if run.preset not in best or run.rank > best[run.preset].rank:
-            best[run.preset] = run
+    for run in _preset_runs(outputs):
+        if (run.is_second and run.complete) or not second:
+            best[run.preset] = max(best.get(run.preset, run), run, key=lambda candidate: candidate.rank)
     return {name: best[name] for name in names if name in best}
 
 

@@ -5,8 +5,9 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import pandas as pd
@@ -28,9 +29,8 @@ from rankbench.judging import (
 )
 from rankbench.plots import caption_of
 from rankbench.plots.readings import spots_over_png
-from rankbench.report.news import News, news_since_last
 from rankbench.report.page import link_to, render
-from rankbench.report.preset_runs import NOT_RUN, PresetRun, across_presets, any_run, best_runs, second_runs
+from rankbench.report.preset_runs import NOT_RUN, PresetRun, across_presets, any_run, best_runs
 from rankbench.report.results import (
     BOARD,
     check_pages,
@@ -42,7 +42,7 @@ from rankbench.report.results import (
     write_pages,
 )
 from rankbench.runs.files import OUTPUTS, write_text
-from rankbench.runs.tables import latex, markdown, short, write_table
+from rankbench.runs.tables import latex, markdown, read_table, short, write_table
 
 EVERY = "all"
 TABLES = {"scoreboard.csv": "csv, a row for each claim", "verdicts.csv": "for each setting"}
@@ -73,7 +73,7 @@ def scoreboard(experiment: str, folder: Path, pages: Path | None = None, outputs
     """
     selected = {name: command for name, command in presets().items() if experiment in (EVERY, name)}
     check_experiment(experiment, outputs, pages)
-    best, second = best_runs(selected, outputs), second_runs(selected, outputs)
+    best, second = best_runs(selected, outputs), best_runs(selected, outputs, second=True)
     pages = pages or folder / "results"
     check_pages(pages)
     verdicts = []
@@ -84,7 +84,7 @@ def scoreboard(experiment: str, folder: Path, pages: Path | None = None, outputs
         {"preset": name, **(best[name].about() if name in best else {"command": command, "note": NOT_RUN})}
         for name, command in selected.items()
     ]
-    news = news_since_last(folder, outputs / "report", statements, set(selected))
+    news = _news_since_last(folder, outputs / "report", statements, set(selected))
     write_table(pd.DataFrame(verdicts or {"claim": []}), folder / "verdicts.csv")
     write_table(pd.DataFrame(boards), folder / "presets.csv")
     write_table(table_of(statements), folder / "scoreboard.csv")
@@ -148,6 +148,38 @@ def readable(statements: list[dict[str, Any]]) -> pd.DataFrame:
         measured = f"{'≤ ' if row['is_bound'] else ''}{short(row['measured'])}{interval}"
         rows.append({**row, "measured": measured, "over": over_text(row)})
     return pd.DataFrame(rows, columns=list(READABLE)).rename(columns=READABLE)
+
+
+class News(NamedTuple):
+    """Claims with a new verdict: since when, and for each claim its new and its old verdict (None: there was none)."""
+
+    since: str
+    verdicts: dict[str, tuple[str, str | None]]
+
+    def line(self) -> str:
+        """The news as one line for a terminal."""
+        changed = [
+            f"{claim} {now} ({f'before: {then}' if then else 'new'})" for claim, (now, then) in self.verdicts.items()
+        ]
+        return f"since the report of {self.since}: {'; '.join(changed) or 'no new verdict'}"
+
+
+def _news_since_last(folder: Path, reports: Path, statements: list[dict[str, Any]], presets: set[str]) -> News | None:
+    """The statements whose verdicts differ from those in the last scoreboard of these presets, which is the one in
+    `folder`, or else the newest in a folder of `reports`. None if there is no such scoreboard."""
+    others = sorted(reports.glob("*/scoreboard.csv"), key=lambda path: path.stat().st_mtime)
+    for table in (folder / "scoreboard.csv", *reversed(others)):
+        try:
+            if presets <= set(read_table(table.with_name("presets.csv"))["preset"]):
+                before = read_table(table).set_index("claim")["outcome"].to_dict()
+                break
+        except (ConfigError, OSError, KeyError):  # no scoreboard, or no longer one
+            continue
+    else:
+        return None
+    since = datetime.fromtimestamp(table.stat().st_mtime).strftime("%Y-%m-%d %H:%M")
+    now = {row["claim"]: row["outcome"] for row in statements}
+    return News(since, {claim: (word, before.get(claim)) for claim, word in now.items() if before.get(claim) != word})
 
 
 def _counts(statements: list[dict[str, Any]]) -> dict[str, int]:
