@@ -95,8 +95,7 @@ def observe(
     Raises ConfigError, before anything is written, for a model that cannot be watched. If its layers cannot be
     identified (rankbench.measures.module_states), no states are measured, and the log says so; likewise for attention.
     """
-    if not isinstance(model, nn.Module):
-        raise ConfigError(f"observe: model is a {type(model).__name__}; give a torch.nn.Module")
+    model = _unwrapped(model)
     _check_arguments(
         {"every": (every, 1), "sequences": (sequences, 1), "step": (step or 0, 0), "seed": (seed, 0)},
         {"out": (out, str | PathLike | None), "name": (name, str | None)}
@@ -104,14 +103,20 @@ def observe(
     )
     _check_names(measures, stop)
     folder = OUTPUTS / "observe" / f"{datetime.now():%Y-%m-%d_%H-%M-%S-%f}" if out is None else Path(out)
-    # measure the model itself, not the wrapper of torch.compile or DataParallel
+    subject = subject_of(model, inputs, sequences, folder.resolve().name, seed, name or type(model).__name__, task)
+    optimizer = None if optimizer is None else _counted(optimizer)
+    return Observer(folder.absolute(), subject, optimizer, every, tuple(measures), step, hooks, tuple(stop))
+
+
+def _unwrapped(model: Any) -> nn.Module:
+    """The module in the wrapper of torch.compile or DataParallel; ConfigError for what cannot be watched."""
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"observe: model is a {type(model).__name__}; give a torch.nn.Module")
     model = getattr(model, "_orig_mod", model)
     model = model.module if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel) else model
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
         raise ConfigError(f"observe: {type(model).__name__} is TorchScript, which cannot be followed; give the module")
-    subject = subject_of(model, inputs, sequences, folder.resolve().name, seed, name or type(model).__name__, task)
-    optimizer = None if optimizer is None else _counted(optimizer)
-    return Observer(folder.absolute(), subject, optimizer, every, tuple(measures), step, hooks, tuple(stop))
+    return model
 
 
 def _check_arguments(numbers: dict[str, tuple[Any, int]], texts: dict[str, tuple[Any, Any]]) -> None:
