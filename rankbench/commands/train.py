@@ -30,7 +30,7 @@ def check(cfg: TrainConfig, words: Sequence[str] = ()) -> None:
     task = build_task(cfg.task)
     check_memory(cfg, task, machine)
     check_scores(cfg, task)
-    Run(Path(cfg.out)).check_begun(cfg, {"device": str(machine.device)})
+    Run(Path(cfg.out)).check_begun(cfg, str(machine.device))
     check_writers(cfg.trainer.writers)
 
 

@@ -179,12 +179,13 @@ class Run:
             if ended and not (self.folder / "training_state.safetensors").exists():
                 raise ConfigError(f"{begun} and kept no training state when it ended; {other} to train it again")
 
-    def check_device(self, cfg: TrainConfig, device: str) -> None:
-        """Raise ConfigError if the run would be continued on another kind of device than it was begun on, which rounds
-        differently. device: as in environment.json."""
+    def check_begun(self, cfg: TrainConfig, device: str | None) -> None:
+        """Raise ConfigError if the folder holds a run of another config, or one that would be continued on another kind
+        of device than it was begun on, which rounds differently. device: as in environment.json; None: on any."""
+        self.check_same(cfg)
         path = self.folder / "environment.json"
         has_ended = self.status in ("finished", "diverged") and not self.is_lengthened(cfg)
-        if has_ended or not self.has_begun or not path.exists():
+        if device is None or has_ended or not self.has_begun or not path.exists():
             return
         began = read_json(path).get("device", device)
         began, device = (name.partition(":")[0] for name in (began, device))  # another GPU is the same kind
@@ -205,12 +206,6 @@ class Run:
         if step not in STEPS:
             raise ConfigError(f"{path}: step={step}: allowed are {', '.join(STEPS)}")
         return step
-
-    def check_begun(self, cfg: TrainConfig, environment: dict) -> None:
-        """Raise ConfigError if the folder holds a run of another config or device."""
-        self.check_same(cfg)
-        if "device" in environment:
-            self.check_device(cfg, environment["device"])
 
     def set_aside(self) -> Path:
         """Copy a finished run into a folder within its own, remove the tables of analyses, which would soon belong to
@@ -238,7 +233,7 @@ class Run:
     def begin(self, cfg: TrainConfig, environment: dict) -> None:
         """Make the folder a run of `cfg`; ConfigError if it holds a run of another config or device."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.check_begun(cfg, environment)
+        self.check_begun(cfg, environment.get("device"))
         # partial files that a kill can leave: those of files.replacing, and those of safetensors within it
         for part in (*self.folder.glob(".*.part"), *self.folder.glob(".tmp??????")):
             part.unlink(missing_ok=True)

@@ -75,7 +75,7 @@ def _train(cfg: TrainConfig, run: Run, machine: Machine, command: list[str] | No
         return _trained_already(cfg, run, seeds)
     task = build_task(cfg.task)
     environment = machine.record(command)
-    run.check_begun(cfg, environment)
+    run.check_begun(cfg, environment["device"])
     environment["step"] = run.step or choose_step(cfg, task, machine)
     step, asked = environment["step"], ASKED.get(cfg.trainer.compile)  # auto takes any
     if asked is not None and step not in asked:
