@@ -10,7 +10,8 @@ import hashlib
 import os
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections import UserDict
+from collections.abc import Iterable, Mapping, MutableMapping
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -93,7 +94,7 @@ def _find_one(name: str, asked: str) -> Plugin:
     return Plugin(asked, Path(spec.origin), conf)
 
 
-class Registry(MutableMapping[str, Brought]):
+class Registry(UserDict[str, Brought]):
     """What papers, and then plug-ins, bring of one kind, by name. The papers are imported when it is first read.
 
     kind: the name of their dicts. type_: of the values.
@@ -103,27 +104,12 @@ class Registry(MutableMapping[str, Brought]):
         self.kind, self.type = kind, type_
 
     @functools.cached_property
-    def held(self) -> dict[str, Brought]:
-        """The dict behind the registry."""
+    def data(self) -> dict[str, Brought]:  # type: ignore[override]
+        """The dict behind the registry, as UserDict names it."""
         ours: dict[str, Brought] = {}
         for module in papers():
             ours |= _brought(module, module.__name__, self.kind, ours, self.type)
         return ours
-
-    def __getitem__(self, name: str) -> Brought:
-        return self.held[name]
-
-    def __setitem__(self, name: str, value: Brought) -> None:
-        self.held[name] = value
-
-    def __delitem__(self, name: str) -> None:
-        del self.held[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.held)
-
-    def __len__(self) -> int:
-        return len(self.held)
 
 
 @functools.cache

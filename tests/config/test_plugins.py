@@ -48,7 +48,7 @@ OWN = {"nobody_small_weights", "law_letters_alike", "letters_alike", "Nobody 202
 @contextmanager
 def process(*path):
     """What a process has that has taken no plug-in yet and finds modules in these folders, too."""
-    state = [TASKS, ANALYSES, ATTENTIONS, OPTIMIZERS, *(registry.held for registry in (CLAIMS, LAWS, PAPERS))]
+    state = [TASKS, ANALYSES, ATTENTIONS, OPTIMIZERS, *(registry.data for registry in (CLAIMS, LAWS, PAPERS))]
     state += [KINDS, STATE_METRICS, model.KINDS, residual.COLUMNS, dynamics.COLUMNS, dynamics.METRICS, DYNAMICS]
     state += [model.ATTENTIONS, schema.OPTIMIZERS, plugins.FOUND, plugins.LOADED, sys.path]
     before = [held.copy() for held in state]
