@@ -14,10 +14,9 @@ from omegaconf import DictConfig
 
 from rankbench import __version__
 from rankbench.config import plugins
-from rankbench.config.keys import ConfigError
 from rankbench.config.schema import conf_dir
 from rankbench.runs.files import regular, write_json
-from rankbench.runs.records import checksum, read_json
+from rankbench.runs.records import checksum, or_empty, read_json
 
 RECORD = ".job.json"
 # With these, a YAML file reads something outside of the YAML files; the shipped ones only read the clock, for out=
@@ -100,15 +99,11 @@ def record(folder: Path, made_from: str | None, name: str, texts: Iterable[Path]
 
 def finished_job(folder: Path, made_from: str | None) -> FinishedJob | None:
     """The job in this folder if its record has this recipe and all its files are unchanged, else None."""
-    if made_from is None or not (folder / RECORD).exists():
-        return None
-    try:
-        content = read_json(folder / RECORD)
-    except ConfigError:
-        return None
+    content = or_empty(read_json, folder / RECORD)
     lines = content.get("lines")
     texts = [content.get("name"), *(lines if isinstance(lines, list) else [None])]
-    if content.get("recipe") != made_from or not all(isinstance(text, str) and text.isprintable() for text in texts):
+    is_same = made_from is not None and content.get("recipe") == made_from
+    if not is_same or not all(isinstance(text, str) and text.isprintable() for text in texts):
         return None
     files = content.get("files")
     if not isinstance(files, dict) or files.get("summary.json") is None or None in files.values():
