@@ -12,7 +12,7 @@ or else as they are estimated; tables and figures lie beside it.
 import subprocess
 import sys
 import time
-from math import inf, prod
+from math import prod
 from typing import cast
 
 import pandas as pd
@@ -20,12 +20,11 @@ import pandas as pd
 from rankbench.commands.compose import compose
 from rankbench.commands.composition import composed
 from rankbench.commands.failures import refusing
-from rankbench.commands.queue import CARD, FAILED, FINISHED, WAITING, plan
+from rankbench.commands.queue import CARD, FAILED, FINISHED, WAITING, how_long, plan
 from rankbench.commands.sweeps import Grid
 from rankbench.config.keys import ConfigError
 from rankbench.config.schema import TrainConfig
 from rankbench.model import skeleton
-from rankbench.progress import duration
 from rankbench.runs import files
 from rankbench.runs.machine import processors, source_digest
 from rankbench.runs.tables import read_table, write_table
@@ -83,12 +82,9 @@ def estimate(preset: str, budget: str) -> float:
     words = (f"experiment={preset}", f"budget={budget}")
     whole = composed("train", *words, return_hydra_config=True)
     jobs = Grid(whole).jobs if "MULTIRUN" in str(whole.hydra.mode) else [[]]
-    configs = [cast(TrainConfig, compose("train", *words, *_own(job))) for job in jobs]
+    own_words = ([word for word in job if word.partition("=")[0] not in ("experiment", "budget")] for job in jobs)
+    configs = (cast(TrainConfig, compose("train", *words, *own)) for own in own_words)
     return sum(START + _seconds_of_job(cfg) for cfg in configs)
-
-
-def _own(job: list[str]) -> list[str]:
-    return [word for word in job if word.partition("=")[0] not in ("experiment", "budget")]
 
 
 def _seconds_of_job(cfg: TrainConfig) -> float:
@@ -104,9 +100,9 @@ def run(table: pd.DataFrame, minutes: float) -> bool:
     end = time.monotonic() + 60 * minutes
     for index, row in table[table.state == WAITING].iterrows():
         if row.minutes > (left := (end - time.monotonic()) / 60):
-            print(f"-- {row.work}: {_time(row.minutes)}, and {_time(left)} are left", flush=True)
+            print(f"-- {row.work}: {how_long(row.minutes)}, and {how_long(left)} are left", flush=True)
             continue
-        print(f"== {row.work}: {_time(row.minutes)}", flush=True)
+        print(f"== {row.work}: {how_long(row.minutes)}", flush=True)
         began = time.monotonic()
         table.loc[index, "state"] = _done(row.command, end)
         if table.state[index] == FINISHED:
@@ -134,16 +130,14 @@ def in_words(table: pd.DataFrame, minutes: float) -> list[str]:
     """What will be done, with its time, and what is too long for all of the time."""
     fits = table[(table.state == WAITING) & (table.minutes <= minutes)]
     lines = [
-        f"{row.work:<34}{_time(row.minutes):<9}{row['from']:<11}{row.claims} claims   {row.command}"
+        f"{row.work:<34}{how_long(row.minutes):<9}{row['from']:<11}{row.claims} claims   {row.command}"
         for _, row in fits.iterrows()
     ]
-    lines.append(f"{len(fits)} pieces of work take {_time(fits.minutes.sum())} in all; there are {_time(minutes)}")
-    long = [f"{row.work} ({_time(row.minutes)})" for row in table[table.minutes > minutes].itertuples()]
+    lines.append(
+        f"{len(fits)} pieces of work take {how_long(fits.minutes.sum())} in all; there are {how_long(minutes)}"
+    )
+    long = [f"{row.work} ({how_long(row.minutes)})" for row in table[table.minutes > minutes].itertuples()]
     return lines + ([f"too long: {', '.join(long)}"] if long else [])
-
-
-def _time(minutes: float) -> str:
-    return duration(60 * minutes) if minutes < inf else "?"
 
 
 def main(words: list[str]) -> int:

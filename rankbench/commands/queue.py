@@ -76,7 +76,7 @@ def run(table: pd.DataFrame, budget: str) -> bool:
     def ran(row: pd.Series) -> tuple[str, float, str]:
         out = OUTPUTS / row.command / f"{budget}_{row.preset}"
         words = [row.command, f"experiment={row.preset}", f"budget={budget}", f"out={out}"]
-        print(f"== {row.preset}: {_time(row.minutes)}", flush=True)
+        print(f"== {row.preset}: {how_long(row.minutes)}", flush=True)
         began = time.monotonic()
         code = subprocess.run([sys.executable, "-m", "rankbench", *words], stdin=subprocess.DEVNULL).returncode
         return row.preset, (time.monotonic() - began) / 60, FAILED if code else FINISHED
@@ -96,15 +96,17 @@ def in_words(table: pd.DataFrame) -> list[str]:
     """What will run, with its time, the time of all of it, and what this machine cannot do."""
     waiting = table[table.state == WAITING]
     lines = [
-        f"{row.preset:<34}{_time(row.minutes):<9}{row['from']:<11}{row.claims} claims" for _, row in waiting.iterrows()
+        f"{row.preset:<34}{how_long(row.minutes):<9}{row['from']:<11}{row.claims} claims"
+        for _, row in waiting.iterrows()
     ]
     known = waiting.minutes[waiting.minutes < inf]
-    lines.append(f"{len(waiting)} presets to run; {len(known)} of them take {_time(known.sum())} of one core")
+    lines.append(f"{len(waiting)} presets to run; {len(known)} of them take {how_long(known.sum())} of one core")
     of_state = {state: ", ".join(table.preset[table.state == state]) for state in (CARD, GIVEN, FINISHED)}
     return lines + [f"{state}: {names}" for state, names in of_state.items() if names]
 
 
-def _time(minutes: float) -> str:
+def how_long(minutes: float) -> str:
+    """Minutes as a duration; ? where they are not known."""
     return duration(60 * minutes) if minutes < inf else "?"
 
 
