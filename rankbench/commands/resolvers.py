@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+from collections.abc import Callable
 from glob import glob
 from typing import Any
 
@@ -83,15 +84,5 @@ def job_folder(number: int, overrides: str, *, _root_: DictConfig | None = None)
     return f"{number}_{readable}" if overrides else str(number)
 
 
-RESOLVERS = (
-    by_budget,
-    by_value,
-    noam_peak,
-    geometric,
-    columns,
-    heads_of,
-    direction_of,
-    at_a_time,
-    jobs_at_once,
-    job_folder,
-)
+RESOLVERS: tuple[Callable[..., Any], ...] = (by_budget, by_value, noam_peak, geometric, columns, heads_of)
+RESOLVERS += (direction_of, at_a_time, jobs_at_once, job_folder)

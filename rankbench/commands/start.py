@@ -1,7 +1,11 @@
 """Start what a command line asks for: one job, or the jobs of a sweep or of a search."""
 
 import os
+import signal
+import threading
+import time
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import hydra
@@ -15,8 +19,10 @@ from rankbench.commands.checks import check_job
 from rankbench.commands.composition import composed_here, name_folder, record_words, register
 from rankbench.commands.job import config_of_job, typed_words
 from rankbench.commands.sweeps import sweep
-from rankbench.commands.workers import end_with
 from rankbench.config.keys import ConfigError
+
+SECONDS_BETWEEN_LOOKS = 1  # of a worker at the sweep's process
+SECONDS_TO_SAVE = 10  # for a training to finish its step and save a checkpoint
 
 
 def start(command: str, words: list[str], job: Callable[[DictConfig], Any], wants_sweep: bool) -> None:
@@ -85,8 +91,23 @@ class JobConfigs:
 def _in_a_worker(ends_with: int | None) -> JobConfigs:
     register()
     if ends_with is not None:
-        end_with(ends_with)
+        _end_with(ends_with)
     return JobConfigs(ends_with)
+
+
+@cache  # each of a worker's jobs asks for it
+def _end_with(sweep: int) -> None:
+    """End this process soon after the process `sweep`, its parent, has ended in any way, even killed."""
+    threading.Thread(target=_watch, args=(sweep,), name="end with the sweep", daemon=True).start()
+
+
+def _watch(sweep: int) -> None:
+    while os.getppid() == sweep:
+        time.sleep(SECONDS_BETWEEN_LOOKS)
+    os.kill(os.getpid(), signal.SIGTERM)
+    # after its training the worker would wait for another job forever
+    time.sleep(SECONDS_TO_SAVE)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 class JobCallbacks(Callbacks):
