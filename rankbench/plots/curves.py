@@ -6,10 +6,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from rankbench.plots.figure import empty_figure, styled
-from rankbench.plots.marks import legend, level, log_y, mean_line, spread
+from rankbench.plots.marks import legend, level, log_y, mean_line
 from rankbench.plots.names import choice_in_words
 from rankbench.plots.style import DASHES, GREY, colour_of, marker_of, panel_size
-from rankbench.runs.tables import mean_and_spread
 
 BASE = "causal"  # the variant whose time is 1
 ORDER = (BASE, "causal_l2", "causal_l2_tied", "causal_contractive_l2", "lstm", "causal_l2_matched")  # of colours
@@ -93,12 +92,9 @@ def against_layers(
         colour, marker = colour_of(look), marker_of(look)
         rows = seeds[seeds.variant == variant].dropna(subset=value)
         if len(rows):
-            summary = mean_and_spread(rows, ["layers"], value)
-            x_values = summary.layers
             if seeds.layers.nunique() == 1:  # marks that no line joins are placed side by side
-                x_values = x_values + 0.06 * (number - (len(variants) - 1) / 2)
-            axes.plot(x_values, summary["mean"], color=colour, marker=marker, label=choice_in_words(variant))
-            spread(axes, x_values, summary, colour)
+                rows = rows.assign(layers=rows.layers + 0.06 * (number - (len(variants) - 1) / 2))
+            mean_line(axes, rows, "layers", value, colour, marker=marker, label=choice_in_words(variant))
         if published is None:
             continue
         of_variant = published[published.series == variant]

@@ -6,11 +6,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, ScalarFormatter
 
-from rankbench.plots.balls import draw_balls
 from rankbench.plots.figure import facets_of, grid_of, styled, title
 from rankbench.plots.marks import legend, log_y, mean_line, published_marks, spans_orders, whole_numbers
 from rankbench.plots.names import choice_in_words
-from rankbench.plots.style import GREY, INK, colour_of
+from rankbench.plots.style import GREY, INK, colour_of, panel_size
 
 # quantity: (label, colour or number of a series, marker, dashes)
 DRAWN = {
@@ -29,6 +28,11 @@ INITIALISED = {"-": "--", "--": ":", ":": "-.", "-.": ":"}  # dashes of initial 
 NEXT = "ascent, the next best starts"
 PARTS = ("attention", "block", "network")
 NARROW = 0.45  # width of the panels of a whole network, which has one number of each kind, over that of the others
+# In the figure of balls: ratios with a line across, and the highest that is drawn: a bound beyond says nothing
+LEVELS, HIGHEST = (2, 10, 100), 1e6
+# Marker of an operation by the end of its name, in the figure of balls
+BALL_MARKERS = {"norm": "^", "activation": "s", "softmax": "o", "scores": "D", "squared_keys": "P", "mixing": "v"}
+BALL_MARKERS |= {"theorem": "x"}
 NAMES = {float("inf"): r"$\|J\|_\infty$", 2.0: r"$\|J\|_2$"}
 
 
@@ -40,7 +44,7 @@ def draw_lipschitz(table: pd.DataFrame, published: pd.DataFrame | None = None, f
     balls has a figure of these.
     """
     if "radius" in table:
-        return draw_balls(table, facet)
+        return _draw_balls(table, facet)
     table = table[table.quantity.isin(DRAWN)]
     axis = _axis([rows for _, rows in facets_of(table, facet)])
     parts = [part for part in PARTS if (table.part == part).any()] if axis == "layer" else ["attention"]
@@ -142,3 +146,51 @@ def _finish(axes: Axes, rows: pd.DataFrame, axis: str, text: str) -> None:
         tokens = tokens if len(tokens) <= 5 else [tokens[0], tokens[len(tokens) // 2], tokens[-1]]
         axes.set_xticks(tokens, list(map(str, tokens)))
         axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def _draw_balls(table: pd.DataFrame, facet: str | None) -> Figure:
+    """How far the bound on balls is from what ascent finds. Above, the bound over the largest Jacobian norm found, by
+    radius, a line for each network (with 95 % intervals or seeds); below, the share of the bound that its largest
+    operation has, with the operation as the marker."""
+    balls = table[table.quantity == "certified_ball"]
+    width, height = panel_size()
+    figure = Figure(figsize=(1.6 * width, 2.2 * height), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
+    for number, (label, rows) in enumerate(facets_of(balls, facet)):
+        for weights, of_weights in rows.groupby("weights", sort=False):
+            is_pale = weights == "initialised" and rows.weights.nunique() > 1
+            look: dict = {"linestyle": "--", "alpha": 0.5} if is_pale else {"linestyle": "-"}
+            look["label"] = ", ".join(filter(None, [label, "before training" if is_pale else ""]))
+            ratios = _ratios_of_balls(of_weights)
+            mean_line(above, ratios, "radius", "ratio", colour_of(number), geometric=True, **look)
+            if not is_pale:
+                _shares_of_operations(below, of_weights, colour_of(number))
+    for ratio in LEVELS:
+        above.axhline(ratio, color=GREY, linewidth=0.6, linestyle=":")
+    above.set_xscale("log")
+    above.set_yscale("log")
+    above.set_ylim(0.9, None)
+    above.set_ylabel(r"bound on $\|J\|_2$ / largest found")
+    below.set_ylim(0, 1.05)
+    below.set_ylabel("share of the largest operation")
+    below.set_xlabel("radius of the ball (Frobenius norm over all tokens)")
+    legend(figure, np.array([[above], [below]]))
+    return figure
+
+
+def _ratios_of_balls(rows: pd.DataFrame) -> pd.DataFrame:
+    """Of each seed and radius, where the bound is of use."""
+    by = rows.groupby(["seed", "radius", "kind"]).value.max().unstack().reset_index()
+    by["ratio"] = by.bound / by.lower_bound
+    return by[by.ratio <= HIGHEST]
+
+
+def _shares_of_operations(axes: Axes, rows: pd.DataFrame, colour: str) -> None:
+    bounds = rows[(rows.kind == "bound") & np.isfinite(rows.value)]
+    mean = bounds.groupby("radius").share.mean()
+    axes.plot(mean.index, mean, color=colour, linewidth=0.8)
+    for end, marker in BALL_MARKERS.items():
+        of_kind = bounds[bounds.operation.str.endswith(end)]
+        axes.plot(of_kind.radius, of_kind.share, marker, color=colour, markersize=4)
+        if len(of_kind):
+            axes.plot([], [], marker, color=INK, markersize=4, label=end.replace("_", " "))

@@ -1,6 +1,9 @@
 """The figure of the analysis `rank_theory`."""
 
+from typing import Any
+
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from rankbench.plots.figure import grid_of, styled, title
@@ -28,23 +31,17 @@ def draw_rank_theory(table: pd.DataFrame, published: pd.DataFrame | None = None,
                 name = f"lower bound ({form}), r={rank}"
                 left.plot(mean.index, mean, color=colour_of(number), linestyle=dashes, label=name)
             best = errors[(errors.form == "generalised") & (errors["rank"] == rank)]
-            if len(best):
-                style = {"marker": "+", "color": colour_of(number), "label": f"best functions of random maps, r={rank}"}
-                mean = best.groupby("heads").value.mean()
-                left.errorbar(mean.index, mean, _spread(best), ls="none", **style)
+            _tried_out(left, best, f"best functions of random maps, r={rank}", marker="+", color=colour_of(number))
         for number, (form, name) in enumerate(FORMULAS.items()):
-            style = {"color": (INK, GREY, colour_of(-1))[number], "marker": marker_of(number)}
-            for kind, rows_of_line in errors[errors.form == form].groupby("kind"):
-                mean, spread = rows_of_line.groupby("heads").value.mean(), _spread(rows_of_line)
+            colour = (INK, GREY, colour_of(-1))[number]
+            for kind, of_kind in errors[errors.form == form].groupby("kind"):
                 if kind == "formula":
-                    left.plot(mean.index, mean, color=style["color"], label=f"hardmax r=1, {name}")
+                    mean = of_kind.groupby("heads").value.mean()
+                    left.plot(mean.index, mean, color=colour, label=f"hardmax r=1, {name}")
                 else:
-                    left.errorbar(mean.index, mean, spread, ls="none", mfc="none", label=f"{name}, tried out", **style)
-        built = errors[errors.form == "construction"]
-        if len(built):
-            mean = built.groupby("heads").value.mean()
-            style = {"marker": "x", "color": colour_of(1)}
-            left.errorbar(mean.index, mean, _spread(built), ls="none", label="two layers", **style)
+                    style = {"mfc": "none", "marker": marker_of(number), "color": colour}
+                    _tried_out(left, of_kind, f"{name}, tried out", **style)
+        _tried_out(left, errors[errors.form == "construction"], "two layers", marker="x", color=colour_of(1))
         left.set_xscale("log")
         left.set_ylim(bottom=0)
         left.set_xlabel("heads H")
@@ -65,7 +62,10 @@ def draw_rank_theory(table: pd.DataFrame, published: pd.DataFrame | None = None,
     return figure
 
 
-def _spread(rows: pd.DataFrame) -> pd.Series:
-    """Two standard errors of the mean over seeds, from the standard errors of the seeds."""
-    by_heads = rows.groupby("heads").standard_error
-    return 2 * by_heads.apply(lambda errors: (errors**2).sum() ** 0.5 / len(errors))
+def _tried_out(axes: Axes, errors: pd.DataFrame, label: str, **style: Any) -> None:
+    """Draw the mean over seeds by the number of heads, with two of its standard errors, which follow from those of the
+    seeds; nothing without rows."""
+    if len(errors):
+        by_heads = errors.groupby("heads")
+        bars = 2 * by_heads.standard_error.apply(lambda of_seeds: (of_seeds**2).sum() ** 0.5 / len(of_seeds))
+        axes.errorbar(bars.index, by_heads.value.mean(), bars, ls="none", label=label, **style)
