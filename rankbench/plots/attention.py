@@ -4,7 +4,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from rankbench.plots.figure import grid_of, of_weights_in_words, styled, title
-from rankbench.plots.marks import is_wide, legend, whole_numbers
+from rankbench.plots.marks import is_wide, whole_numbers, with_legend
 from rankbench.plots.style import colour_of, marker_of
 
 PANELS = {
@@ -35,5 +35,4 @@ def draw_attention(table: pd.DataFrame, published: pd.DataFrame | None = None, f
             axes.set_title(title(PANELS[name][0], label))
             whole_numbers(axes, "layer")
             axes.set_ylabel(PANELS[name][1])
-    legend(figure, grid)
-    return figure
+    return with_legend(figure, grid)

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from rankbench.plots.figure import grid_of, styled, title
-from rankbench.plots.marks import FLOOR, below_rounding, legend, line, spread, whole_numbers
+from rankbench.plots.marks import FLOOR, below_rounding, line, spread, whole_numbers, with_legend
 from rankbench.plots.style import GREY, INK
 from rankbench.runs.tables import mean_and_spread
 
@@ -47,8 +47,7 @@ def draw_bounds(table: pd.DataFrame, published: pd.DataFrame | None = None, face
             whole_numbers(axes, "layer (0: embedding)")
         row[0].set_ylabel("$\\log_{10}$ of residual\nor diameter")
         _window(row, rows)
-    legend(figure, grid)
-    return figure
+    return with_legend(figure, grid)
 
 
 def _measured(axes: Axes, rows: pd.DataFrame, colour: str, name: str) -> None:

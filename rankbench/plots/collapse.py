@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from rankbench.plots.figure import grid_of, in_words, styled, title
-from rankbench.plots.marks import FLOOR, legend, line, whole_numbers
+from rankbench.plots.marks import FLOOR, line, whole_numbers, with_legend
 from rankbench.plots.style import GREY, INK, colour_of
 from rankbench.runs.tables import mean_and_spread
 
@@ -43,8 +43,7 @@ def draw_collapse(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
             whole_numbers(axes, "layer (0: embedding)")
         row[0].set_ylabel(r"residual $\|R\|_{1,\infty}$")
     _doubly_logarithmic(grid[0][0], table.log10_residual)
-    legend(figure, grid)
-    return figure
+    return with_legend(figure, grid)
 
 
 def _bound(axes: Axes, rows: pd.DataFrame) -> None:

@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from rankbench.plots.figure import empty_figure, styled
-from rankbench.plots.marks import legend, level, log_y, mean_line
+from rankbench.plots.marks import level, log_y, mean_line, with_legend
 from rankbench.plots.names import choice_in_words
 from rankbench.plots.style import DASHES, GREY, colour_of, marker_of, panel_size
 
@@ -55,8 +55,7 @@ def draw_curves(table: pd.DataFrame, published: pd.DataFrame | None = None, face
         against_layers(grid[0, 2], _times(test), "microseconds_per_token", variants, ratios)
         grid[0, 1].set_ylabel(f"test {loss}, best step")
         grid[0, 2].set_ylabel(f"time per token / that of {BASE}" if BASE in variants else "microseconds per token")
-    legend(figure, grid)
-    return figure
+    return with_legend(figure, grid)
 
 
 def _numbers(variants: list[str]) -> dict[str, int]:

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from rankbench.plots.figure import empty_figure, styled, title
-from rankbench.plots.marks import legend
+from rankbench.plots.marks import with_legend
 from rankbench.plots.names import in_a_paper
 from rankbench.plots.style import GREY, colour_of, panel_size
 from rankbench.plots.sweep import column_in_words
@@ -51,5 +51,4 @@ def draw_differences(table: pd.DataFrame) -> Figure:
         axes.xaxis.set_major_locator(MaxNLocator(5))
         axes.set_ylim(len(names) - 0.5, -0.5)
         axes.set_yticks(range(len(names)), names)
-    legend(figure, grid)
-    return figure
+    return with_legend(figure, grid)

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from rankbench.measures.attention_matrices import ATTENTION_FLOORS
 from rankbench.measures.states import OF_RESIDUAL, STATE_FLOORS
 from rankbench.plots.figure import grid_of, styled, title
-from rankbench.plots.marks import is_wide, legend, line, mean_line
+from rankbench.plots.marks import is_wide, line, mean_line, with_legend
 from rankbench.plots.readings import in_steps
 from rankbench.plots.style import colour_of_depth
 from rankbench.runs.tables import RUN_COLUMNS, last_of_layer
@@ -66,8 +66,7 @@ def draw_dynamics(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
             axes.set_xlabel("training step")
             axes.set_ylabel(LABELS.get(metric, metric.replace("_", " ")))
             axes.set_title(title(label))
-    legend(figure, grid)
-    return figure
+    return with_legend(figure, grid)
 
 
 def _with_floor(rows: pd.DataFrame, metric: str) -> pd.DataFrame:

@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from rankbench.plots.figure import grid_of, styled, title
-from rankbench.plots.marks import legend, log_y, mean_line, published_marks, tick, ticks
+from rankbench.plots.marks import log_y, mean_line, published_marks, tick, ticks, with_legend
 from rankbench.plots.readings import in_steps
 from rankbench.plots.style import GREY, INK, colour_of, colour_of_depth, marker_of
 
@@ -51,8 +51,7 @@ def draw_head_rank(table: pd.DataFrame, published: pd.DataFrame | None = None, f
         row[0].set_ylabel("squared error (predicting 0: 1)")
     for axes in grid.flat:
         axes.xaxis.set_tick_params(labelbottom=True)
-    legend(figure, grid)
-    return figure
+    return with_legend(figure, grid)
 
 
 def _spectra(heads: pd.DataFrame, weights: str, facet: str | None) -> Figure:
@@ -81,8 +80,7 @@ def _spectra(heads: pd.DataFrame, weights: str, facet: str | None) -> Figure:
             axes.set_xlabel("number of the singular value")
             axes.set_xlim(0.5, len(numbers) + 0.5)
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    legend(figure, grid)
-    return figure
+    return with_legend(figure, grid)
 
 
 def _of(published: pd.DataFrame | None, unit: str) -> pd.DataFrame | None:

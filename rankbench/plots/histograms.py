@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
 from rankbench.plots.figure import by_kind, empty_figure, inputs_in_words, styled, title
-from rankbench.plots.marks import FEW_SEEDS, legend
+from rankbench.plots.marks import FEW_SEEDS, with_legend
 from rankbench.plots.style import DASHES, colour_of, panel_size
 
 
@@ -40,8 +40,7 @@ def draw_histograms(table: pd.DataFrame, published: pd.DataFrame | None = None, 
             axes.set_title(title(label, inputs_in_words(inputs)))
             axes.set_xlabel("entry")
         row[0].set_ylabel("density")
-    legend(figure, grid)
-    return figure
+    return with_legend(figure, grid)
 
 
 def _together(rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:

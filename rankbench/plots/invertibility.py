@@ -5,7 +5,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from rankbench.plots.figure import by_kind, grid_of, inputs_in_words, styled, title
-from rankbench.plots.marks import below_in, below_rounding, legend, published_marks, spread, whole_numbers
+from rankbench.plots.marks import below_in, below_rounding, published_marks, spread, whole_numbers, with_legend
 from rankbench.plots.style import DASHES, colour_of, marker_of
 from rankbench.runs.tables import mean_and_spread
 
@@ -49,5 +49,4 @@ def draw_invertibility(table: pd.DataFrame, published: pd.DataFrame | None = Non
             axes.set_title(title(label.removeprefix("row="), inputs_in_words(inputs)))
             whole_numbers(axes, "iteration")
         row[0].set_ylabel("largest error, units of the input")
-    legend(figure, grid)
-    return figure
+    return with_legend(figure, grid)

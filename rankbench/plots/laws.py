@@ -9,7 +9,7 @@ from matplotlib.ticker import MaxNLocator
 
 from rankbench.measures.law import CLAIMED, CONTROL, LAWS
 from rankbench.plots.figure import grid_of, styled, title
-from rankbench.plots.marks import legend, log_y, mean_line, ticks
+from rankbench.plots.marks import log_y, mean_line, ticks, with_legend
 from rankbench.plots.style import GREY, INK, colour_of, marker_of
 from rankbench.runs.tables import mean_and_spread
 
@@ -36,8 +36,7 @@ def draw_laws(table: pd.DataFrame, published: pd.DataFrame | None = None, facet:
         axes.set_xlabel(_formulas(law.x_label))
         axes.set_ylabel(_formulas(law.value_label))
         axes.set_title(title(rows.law.iloc[0].replace("_", " "), label))
-    legend(figure, grid)
-    return figure
+    return with_legend(figure, grid)
 
 
 def _formulas(text: str) -> str:

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, ScalarFormatter
 
 from rankbench.plots.figure import facets_of, grid_of, styled, title
-from rankbench.plots.marks import legend, log_y, mean_line, published_marks, spans_orders, whole_numbers
+from rankbench.plots.marks import log_y, mean_line, published_marks, spans_orders, whole_numbers, with_legend
 from rankbench.plots.names import choice_in_words
 from rankbench.plots.style import GREY, INK, colour_of, panel_size
 
@@ -71,8 +71,7 @@ def draw_lipschitz(table: pd.DataFrame, published: pd.DataFrame | None = None, f
             elif axes.get_yscale() == "linear":
                 axes.yaxis.set_major_formatter(ScalarFormatter())
             axes.set_ylabel(f"{NAMES[p]} or its bound")
-    legend(figure, grid)
-    return figure
+    return with_legend(figure, grid)
 
 
 def _spans_orders(rows: pd.DataFrame, facet: str | None) -> bool:
@@ -174,8 +173,7 @@ def _draw_balls(table: pd.DataFrame, facet: str | None) -> Figure:
     below.set_ylim(0, 1.05)
     below.set_ylabel("share of the largest operation")
     below.set_xlabel("radius of the ball (Frobenius norm over all tokens)")
-    legend(figure, np.array([[above], [below]]))
-    return figure
+    return with_legend(figure, np.array([[above], [below]]))
 
 
 def _ratios_of_balls(rows: pd.DataFrame) -> pd.DataFrame:

@@ -167,10 +167,11 @@ def whole_numbers(axes: Axes, label: str) -> None:
         axes.tick_params(labelleft=True)
 
 
-def legend(figure: Figure, grid: np.ndarray) -> None:
-    """Add one legend under the panels, with each label once; the figure grows so that the panels keep their height."""
+def with_legend(figure: Figure, grid: np.ndarray) -> Figure:
+    """The figure with a legend under the panels, each label once. It grows, so that the panels keep their height."""
     _label_lowest(grid)
     place_legend(figure, grid.flat)
+    return figure
 
 
 def place_legend(figure: Figure, panels: Iterable[Axes]) -> None:

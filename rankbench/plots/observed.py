@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from rankbench.measures.states import STATE_FLOORS
 from rankbench.plots.dynamics import AXES, draw_dynamics
 from rankbench.plots.figure import grid_of, styled, title
-from rankbench.plots.marks import legend, mean_line, spans_orders
+from rankbench.plots.marks import mean_line, spans_orders, with_legend
 from rankbench.plots.pages import one_facet
 from rankbench.plots.style import INK, colour_of_depth
 
@@ -54,8 +54,7 @@ def draw_observed_weights(table: pd.DataFrame, facet: str | None = None) -> Figu
             axes.set_yscale("log")
         axes.set_title(title(label.removeprefix(f"{WEIGHT}=")))
         axes.set(xlabel="training step", ylabel="spectral norm")
-    legend(figure, grid)
-    return figure
+    return with_legend(figure, grid)
 
 
 FIGURES: dict[str, Callable[..., Figure]] = {

@@ -4,7 +4,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from rankbench.plots.figure import empty_figure, of_weights_in_words, styled
-from rankbench.plots.marks import legend, line, log_y, spans_orders, whole_numbers
+from rankbench.plots.marks import line, log_y, spans_orders, whole_numbers, with_legend
 from rankbench.plots.residual import with_lines_of_views
 from rankbench.plots.style import panel_size
 from rankbench.runs.tables import last_of_layer
@@ -48,5 +48,4 @@ def draw_overview(residual: pd.DataFrame, paths: pd.DataFrame, heading: str) -> 
     of_lengths.set_title("frozen paths")
     whole_numbers(of_lengths, "path length (heads used)")
     figure.suptitle(heading, fontsize="medium")
-    legend(figure, grid)
-    return figure
+    return with_legend(figure, grid)

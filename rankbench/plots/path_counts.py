@@ -4,7 +4,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from rankbench.plots.figure import grid_of, styled, title
-from rankbench.plots.marks import legend, spans_orders, ticks
+from rankbench.plots.marks import spans_orders, ticks, with_legend
 from rankbench.plots.style import colour_of, colours, dashes_of, marker_of
 
 RAREST = 1e-3  # lengths with a smaller share are not drawn
@@ -33,5 +33,4 @@ def draw_path_counts(table: pd.DataFrame, published: pd.DataFrame | None = None,
         relative.set_title(title("by length over layers", label))
     grid[-1][0].set_xlabel("path length (heads passed)")
     grid[-1][1].set_xlabel("path length / layers")
-    legend(figure, grid)
-    return figure
+    return with_legend(figure, grid)

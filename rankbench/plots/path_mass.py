@@ -8,7 +8,7 @@ from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
 
 from rankbench.plots.figure import empty_figure, facets_of, styled, title
-from rankbench.plots.marks import legend, line
+from rankbench.plots.marks import line, with_legend
 from rankbench.plots.style import GREY, panel_size, small
 
 CELLS = 12  # largest side of a map whose numbers are written into the cells
@@ -54,8 +54,7 @@ def draw_path_mass(table: pd.DataFrame, published: pd.DataFrame | None = None, f
                 )
             continue
         _maps(figure, axes, facets_of(heads, facet), column, heading)
-    legend(figure, grid[:1])
-    return figure
+    return with_legend(figure, grid[:1])
 
 
 def _say(axes: Axes, words: str) -> None:

@@ -4,7 +4,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from rankbench.plots.figure import grid_of, styled, title
-from rankbench.plots.marks import legend, level, line, published_marks, whole_numbers
+from rankbench.plots.marks import level, line, published_marks, whole_numbers, with_legend
 from rankbench.plots.style import GREY, INK
 
 SCHEMES = {
@@ -42,5 +42,4 @@ def draw_paths(table: pd.DataFrame, published: pd.DataFrame | None = None, facet
             axes.set_title(title(f"{scheme} paths", label) + explained)
             whole_numbers(axes, "path length (heads used)")
         row[0].set_ylabel("accuracy (share of tokens)")
-    legend(figure, grid)
-    return figure
+    return with_legend(figure, grid)

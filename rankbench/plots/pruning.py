@@ -5,7 +5,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from rankbench.plots.figure import grid_of, styled, title
-from rankbench.plots.marks import legend, level, log_y, mean_line
+from rankbench.plots.marks import level, log_y, mean_line, with_legend
 from rankbench.plots.style import GREY, INK, colour_of, marker_of
 
 NAMES = {"greedy": "greedy", "norm": "largest first", "random": "random order"}
@@ -35,8 +35,7 @@ def draw_pruning(table: pd.DataFrame, published: pd.DataFrame | None = None, fac
         row[0].set_ylabel("accuracy (share of tokens)")
         log_y(row[1])
         row[1].set_ylabel("loss (nats per token)")
-    legend(figure, grid)
-    return figure
+    return with_legend(figure, grid)
 
 
 def what_is_kept(table: pd.DataFrame) -> str:

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from rankbench.plots.figure import grid_of, styled, title
-from rankbench.plots.marks import legend, ticks
+from rankbench.plots.marks import ticks, with_legend
 from rankbench.plots.style import GREY, INK, colour_of, marker_of
 
 FORMULAS = {"equal_weights": "equal weights", "optimal_weights": "best weights", "majority_vote": "majority vote"}
@@ -58,8 +58,7 @@ def draw_rank_theory(table: pd.DataFrame, published: pd.DataFrame | None = None,
         for axes in (left, right):
             axes.set_title(title(label.replace("dimension=", "d = ")))
             axes.xaxis.set_tick_params(labelbottom=True)
-    legend(figure, grid)
-    return figure
+    return with_legend(figure, grid)
 
 
 def _tried_out(axes: Axes, errors: pd.DataFrame, label: str, **style: Any) -> None:

@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from rankbench.plots.figure import grid_of, in_words, styled, title
-from rankbench.plots.marks import floor, legend, line, log_y, whole_numbers
+from rankbench.plots.marks import floor, line, log_y, whole_numbers, with_legend
 from rankbench.plots.style import INK
 from rankbench.runs.tables import last_of_layer
 
@@ -40,8 +40,7 @@ def draw_residual(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
             floor(axes, rows[rows.weights == kind].groupby("layer").relative_noise_floor.max())
         row[0].set_ylabel(r"relative residual $\|R\|_{1,\infty}/\|X\|_{1,\infty}$")
     log_y(grid[0][0])
-    legend(figure, grid)
-    return figure
+    return with_legend(figure, grid)
 
 
 def with_lines_of_views(last: pd.DataFrame) -> pd.DataFrame:

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from rankbench.plots.figure import grid_of, styled, title
-from rankbench.plots.marks import FEW_SEEDS, legend
+from rankbench.plots.marks import FEW_SEEDS, with_legend
 from rankbench.plots.style import DASHES, GREY, colour_of
 from rankbench.runs.tables import mean_and_spread
 
@@ -36,8 +36,7 @@ def draw_rollout(table: pd.DataFrame, published: pd.DataFrame | None = None, fac
         if left.get_subplotspec().is_last_row():
             left.set_xlabel("x")
             right.set_xlabel("steps of free running")
-    legend(figure, grid)
-    return figure
+    return with_legend(figure, grid)
 
 
 def _trajectories(axes: Axes, rows: pd.DataFrame, radius: float) -> None:

@@ -4,7 +4,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from rankbench.plots.figure import grid_of, of_weights_in_words, styled, title
-from rankbench.plots.marks import is_wide, legend, level, line, whole_numbers
+from rankbench.plots.marks import is_wide, level, line, whole_numbers, with_legend
 from rankbench.plots.style import GREY, colour_of
 
 PANELS = {
@@ -63,5 +63,4 @@ def draw_spectrum(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
             axes.set_title(title(heading, label))
             whole_numbers(axes, "path length k (heads)")
             axes.set_ylabel(f"{ylabel}\n{about}" if name in ABOUT_X else ylabel)
-    legend(figure, grid)
-    return figure
+    return with_legend(figure, grid)

@@ -5,7 +5,7 @@ from matplotlib.figure import Figure
 
 from rankbench.plots.curves import against_layers
 from rankbench.plots.figure import empty_figure, styled
-from rankbench.plots.marks import legend
+from rankbench.plots.marks import with_legend
 from rankbench.plots.style import panel_size
 
 
@@ -21,5 +21,4 @@ def draw_speed(table: pd.DataFrame, published: pd.DataFrame | None = None, facet
     grid = figure.subplots(1, 1, squeeze=False)
     against_layers(grid[0, 0], ratios, "ratio", list(dict.fromkeys(ratios.variant)), published)
     grid[0, 0].set_ylabel("time of a step / with dot products")
-    legend(figure, grid)
-    return figure
+    return with_legend(figure, grid)

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from rankbench.plots.figure import empty_figure, height_of_panels, styled, title
-from rankbench.plots.marks import FEW_SEEDS, is_wide, legend, spans_orders, spread, tick, ticks
+from rankbench.plots.marks import FEW_SEEDS, is_wide, spans_orders, spread, tick, ticks, with_legend
 from rankbench.plots.names import in_a_paper, key_in_words
 from rankbench.plots.style import GREY, colour_of, dashes_of, marker_of, panel_size
 from rankbench.runs.tables import booleans_as_words, mean_and_spread, over_seeds
@@ -76,8 +76,7 @@ def draw_sweep(
         grid[0, 0].set_yscale("log")
     for row in grid:
         row[0].set_ylabel(column_in_words(value))
-    legend(figure, grid)
-    return figure
+    return with_legend(figure, grid)
 
 
 @styled
@@ -125,8 +124,7 @@ def draw_scatter(
         grid[0, 0].set_yscale("log")
     for row in grid:
         row[0].set_ylabel(column_in_words(y))
-    legend(figure, grid)
-    return figure
+    return with_legend(figure, grid)
 
 
 def _in_words(correlations: list[dict[str, Any]]) -> Iterator[str]:

@@ -4,7 +4,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from rankbench.plots.figure import grid_of, in_words, styled, title
-from rankbench.plots.marks import is_wide, legend, mean_line, whole_numbers
+from rankbench.plots.marks import is_wide, mean_line, whole_numbers, with_legend
 from rankbench.plots.style import colour_of, dashes_of
 
 
@@ -30,5 +30,4 @@ def draw_metrics(table: pd.DataFrame, facet: str | None = None) -> Figure:
             axes.set_ylabel(metric)
             axes.tick_params(labelleft=True)
         row[0].set_title(title(label), loc="left")  # one title for the whole row
-    legend(figure, grid)
-    return figure
+    return with_legend(figure, grid)
