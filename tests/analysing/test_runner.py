@@ -443,30 +443,6 @@ def test_options_are_typed():
     assert options["paths"].sequences == 3
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"analysis": {"path": {}}}, ["analysis=path", "did you mean paths?", "residual, paths"]),
-        (
-            {"claims": ["dong_fig4_whole_sortin"]},
-            ["claims=dong_fig4_whole_sortin", "did you mean dong_fig4_whole_sorting?"],
-        ),
-        (
-            {"analysis": {}, "claims": ["paths_sum_to_output"]},
-            ["claims=paths_sum_to_output", "analysis=paths", "does not run"],
-        ),
-        ({"published": "dong_fig5"}, ["published=dong_fig5", "allowed are", "dong_fig4_sorting"]),
-        ({"analysis": {"residual": {"variants": ["full"]}}}, ["analysis.residual.sequences: missing"]),
-        ({"analysis": {"residual": {"variants": "full"}}}, ["analysis.residual.variants=full: wants a list"]),
-    ],
-    ids=lambda value: str(value)[:40],
-)
-def test_what_cannot_be_is_refused_in_one_line(changes, said):
-    with pytest.raises(ConfigError) as error:
-        options_of(dataclasses.replace(config(), **changes))
-    one_line(error, *said)
-
-
 def test_a_refusal_comes_before_any_file(tmp_path, fresh):
     with pytest.raises(ConfigError):
         analyze(dataclasses.replace(config(), claims=["no such claim"]), fresh, tmp_path)
@@ -601,13 +577,6 @@ def test_a_checkpoint_of_fewer_seeds_than_the_config_says_is_refused(run):
     with pytest.raises(ConfigError) as error:
         subjects_of_run(run, machine())
     one_line(error, str(run.folder), "checkpoint.safetensors", "config.yaml")
-
-
-def test_a_run_without_a_checkpoint_is_refused(run):
-    (run.folder / "checkpoint.safetensors").unlink()
-    with pytest.raises(ConfigError) as error:
-        subjects_of_run(run, machine())
-    one_line(error, "checkpoint.safetensors")
 
 
 def test_a_moved_folder_analyses_to_the_same_numbers(run, tmp_path):
