@@ -14,16 +14,15 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 from matplotlib.text import Text
-from omegaconf import OmegaConf
+from shipped import task_of
 
 from rankbench.config.model import ModelConfig
-from rankbench.config.schema import conf_dir
 from rankbench.judging import CLAIMS, judge
 from rankbench.measures import rounding
 from rankbench.model.network import run
 from rankbench.model.transformer import Transformer
 from rankbench.plots.figure import Layout
-from rankbench.tasks import Batch, Task, build_task
+from rankbench.tasks import Batch, Task
 
 ALWAYS = 3  # cases of a test that always run
 APART = {"slow", "smoke", "pretend", "slurm", "gpu"}  # marks of tests that `make test` does not run with the others
@@ -72,8 +71,7 @@ def model_config() -> Callable[..., ModelConfig]:
 @pytest.fixture(scope="session")
 def sorting_task() -> Callable[..., Task]:
     """sorting_task(**changes): conf/task/sorting.yaml with these keys changed."""
-    shipped = OmegaConf.to_container(OmegaConf.load(conf_dir() / "task" / "sorting.yaml"))
-    return lambda **changes: build_task({**shipped, **changes})
+    return functools.partial(task_of, "sorting")
 
 
 @pytest.fixture(scope="session")

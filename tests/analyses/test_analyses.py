@@ -14,12 +14,10 @@ import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
-from omegaconf import OmegaConf
 from rows import pick
 
-from rankbench.analyses import ANALYSES, Subject, paths, residual
-from rankbench.config.keys import ConfigError, typed
-from rankbench.config.schema import conf_dir
+from rankbench.analyses import Subject, paths, residual
+from rankbench.config.keys import typed
 from rankbench.measures.attention_matrices import attention_metrics
 from rankbench.measures.frozen_network import sums_by_length
 from rankbench.measures.paths import all_paths, sums_of_groups
@@ -386,52 +384,6 @@ def test_sums_that_rounding_does_not_explain_are_told(make_subject, monkeypatch,
     assert 1e-9 < table.remainder.max() < 1e-3
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"schemes": ["frozen", "thawed"]}, "analysis.paths.schemes=thawed: unknown; allowed are frozen, recomputed"),
-        ({"readout": "pretty"}, "analysis.paths.readout=pretty: unknown; allowed are normalised, raw"),
-        ({"mlp": "skip"}, "analysis.paths.mlp=skip: unknown; allowed are gate, source"),
-        ({"repeats": 0}, "analysis.paths.repeats=0: out of range; allowed are values from 1"),
-        ({"sequences": 0}, "analysis.paths.sequences=0: out of range; allowed are values from 1"),
-        ({"max_paths": -1}, "analysis.paths.max_paths=-1: out of range; allowed are values from 1"),
-        ({"subset_sizes": [5, 0]}, "analysis.paths.subset_sizes=[5,0]: out of range; allowed are values from 1"),
-        ({"repeats": "many"}, "analysis.paths.repeats=many: wants an integer"),
-        ({"repeat": 3}, "analysis.paths.repeat: unknown key, did you mean repeats?"),
-        ({"max_paths": None}, "analysis.paths.max_paths=null: null is not allowed here"),
-    ],
-)
-def test_wrong_options_of_paths_are_refused_in_one_line(changes, said):
-    with pytest.raises(ConfigError) as error:
-        paths_options(**changes)
-    assert str(error.value).startswith(said) and "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("name", "changes"),
-    [("paths", {"subset_sizes": []}), ("paths", {"schemes": []}), ("residual", {"variants": []})],
-    ids=str,
-)
-def test_lists_that_leave_nothing_to_do_are_refused_in_one_line_or_done(make_subject, name, changes):
-    """subset_sizes=[] asks for the exact sums alone. A traceback from inside is no answer."""
-    analysis = ANALYSES[name]
-    shipped = OmegaConf.to_container(OmegaConf.load(conf_dir() / "analysis" / f"{name}.yaml"))
-    try:
-        options = typed(analysis.options, {**shipped, **changes}, f"analysis.{name}")
-    except ConfigError as error:
-        assert "\n" not in str(error)
-        return
-    table = with_who(analysis.table(make_subject(), options), **make_subject().who)
-    assert len(table) and analysis.digest(table)
-
-
-@pytest.mark.parametrize("name", ["paths", "residual"])
-def test_shipped_options_are_the_fields_of_the_dataclass(name):
-    shipped = OmegaConf.to_container(OmegaConf.load(conf_dir() / "analysis" / f"{name}.yaml"))
-    options = typed(ANALYSES[name].options, shipped, f"analysis.{name}")
-    assert dataclasses.asdict(options) == shipped
-
-
 def test_the_digest_of_paths_tells_means_and_baselines(make_subject):
     parts = [
         with_who(paths.table(subject, paths_options()), **subject.who) for subject in (make_subject(3), make_subject(4))
@@ -606,24 +558,6 @@ def test_skips_without_values_keep_the_residual(make_subject, bias):
     assert states.residual_sd.to_numpy() == pytest.approx(states.residual_sd.iloc[0], rel=1e-12)
     moved = states.relative_residual.to_numpy() != pytest.approx(states.relative_residual.iloc[0], rel=1e-3)
     assert moved == bias
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"variants": ["no_skips"]}, "analysis.residual.variants=no_skips: unknown, did you mean no_skip?"),
-        ({"sequences": 0}, "analysis.residual.sequences=0: out of range; allowed are values from 1"),
-        ({"sequences": None}, "analysis.residual.sequences=null: null is not allowed here"),
-    ],
-)
-def test_wrong_options_of_residual_are_refused_in_one_line(changes, said):
-    with pytest.raises(ConfigError) as error:
-        typed(
-            residual.Options,
-            {"variants": ["full"], "sequences": 5, "views": None, "sink_ratio": 10.0, **changes},
-            "analysis.residual",
-        )
-    assert str(error.value).startswith(said) and "\n" not in str(error.value)
 
 
 def test_the_digest_of_residual_shows_the_state_that_leaves_each_layer(make_subject):

@@ -11,12 +11,10 @@ import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
-from omegaconf import OmegaConf
 from rows import pick
 
 from rankbench.analyses import ANALYSES, Subject, bounds
-from rankbench.config.keys import ConfigError, typed
-from rankbench.config.schema import conf_dir
+from rankbench.config.keys import ConfigError
 from rankbench.model import initial_model
 from rankbench.model.network import without
 from rankbench.model.transformer import Transformer
@@ -289,28 +287,9 @@ def test_a_residual_above_the_bound_is_reported(make_subject):
     assert compared == {"compared": 2, "slack": 0.0, "slack_min": -1.0, "holds": 0.5, "refuted": 0.5}
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"variants": ["no_norms"]}, "analysis.bounds.variants=no_norms: unknown, did you mean no_norm?"),
-        ({"variants": []}, "analysis.bounds.variants=[]: name at least one of full"),
-        ({"sequences": 0}, "analysis.bounds.sequences=0: out of range; allowed are values from 1"),
-    ],
-)
-def test_wrong_options_are_refused_in_one_line(changes, said):
-    with pytest.raises(ConfigError) as error:
-        typed(bounds.Options, {"variants": ["full"], "sequences": 5, **changes}, "analysis.bounds")
-    assert str(error.value).startswith(said) and "\n" not in str(error.value)
-
-
 def test_mixed_attention_is_refused(make_subject):
     with pytest.raises(ConfigError, match="mix_identity=0"):
         bounds.check_network(make_subject(mix_identity=1.0), bounds.Options(["full"], 9))
-
-
-def test_shipped_options_are_the_fields_of_the_dataclass():
-    shipped = OmegaConf.to_container(OmegaConf.load(conf_dir() / "analysis" / "bounds.yaml"))
-    assert dataclasses.asdict(typed(bounds.Options, shipped, "analysis.bounds")) == shipped
 
 
 def two_seeds(make_subject, *variants, **changes):

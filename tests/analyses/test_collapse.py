@@ -25,7 +25,7 @@ from rankbench.analyses import ANALYSES, Subject
 from rankbench.analyses.collapse import Options, digest, table
 from rankbench.analysing.subjects import fresh_subjects
 from rankbench.commands.compose import compose
-from rankbench.config.keys import ConfigError, typed
+from rankbench.config.keys import ConfigError
 from rankbench.measures import residual_propagation as module
 from rankbench.measures.norms import composite_norm, own_rounding, residual_matrix
 from rankbench.measures.residual_coordinates import log_residual, log_size, residual_coordinates, tokens
@@ -767,26 +767,6 @@ def test_a_disagreement_is_told(make_subject, monkeypatch, caplog):
         monkeypatch.setattr("rankbench.analyses.collapse.coordinates.log_residual", wrong)
         table(subject, options("full"))
     assert [record.levelname for record in caplog.records if "more than rounding" in record.message] == ["WARNING"]
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"variants": []}, "analysis.collapse.variants=[]: name at least one of full, "),
-        ({"variants": ["no_skips"]}, "analysis.collapse.variants=no_skips: unknown, did you mean no_skip?"),
-        ({"sequences": 0}, "analysis.collapse.sequences=0: out of range; allowed are values from 1"),
-    ],
-)
-def test_wrong_options_are_refused_in_one_line(changes, said):
-    with pytest.raises(ConfigError) as error:
-        typed(Options, {"variants": ["full"], "sequences": 5, **changes}, "analysis.collapse")
-    assert str(error.value).startswith(said) and "\n" not in str(error.value)
-
-
-def test_the_shipped_options_are_accepted():
-    cfg = compose("analyze", "analysis=[collapse]")
-    assert dataclasses.asdict(Options(**cfg.analysis["collapse"])) == cfg.analysis["collapse"]
-    assert ANALYSES["collapse"].options is Options
 
 
 def several(make_subject, **changes):

@@ -3,6 +3,7 @@
 Shapes: B batch, N token, D width, L layer, H head.
 """
 
+import functools
 import itertools
 import math
 from types import SimpleNamespace
@@ -12,12 +13,11 @@ import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
-from omegaconf import OmegaConf
 from rows import pick
+from shipped import options_of
 
 from rankbench.analyses import Subject, independence
-from rankbench.config.keys import ConfigError, typed
-from rankbench.config.schema import conf_dir
+from rankbench.config.keys import ConfigError
 from rankbench.measures import cross_gradients, dependence
 from rankbench.measures.frozen_network import FrozenNetwork, sums_by_length, with_signs
 from rankbench.measures.paths import all_paths, joint_network, sums_of_groups
@@ -30,9 +30,7 @@ EXACT = {"rel": 1e-10, "abs": 1e-12}  # float64, a few hundred operations in ano
 SMALL = {"tokens": 2, "paths_per_length": 2, "probes": 2, "hessian_sequences": 8, "sequences": 40}
 
 
-def options(**changes):
-    shipped = OmegaConf.to_container(OmegaConf.load(conf_dir() / "analysis" / "independence.yaml"))
-    return typed(independence.Options, {**shipped, **SMALL, **changes}, "analysis.independence")
+options = functools.partial(options_of, "independence", **SMALL)
 
 
 @pytest.fixture(scope="session")
@@ -318,23 +316,6 @@ def test_head_rows_hold_the_norms_in_three_units(make_subject):
 
 
 # --- options, digest, figure, claims --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"schemes": []}, "analysis.independence.schemes=[]: name at least one of frozen, recomputed"),
-        ({"schemes": ["frosen"]}, "analysis.independence.schemes=frosen: unknown, did you mean frozen?"),
-        ({"sequences": 29}, "analysis.independence.sequences=29: out of range; allowed are values from 30"),
-        ({"tokens": 0}, "analysis.independence.tokens=0: out of range; allowed are values from 1"),
-        ({"probes": 1}, "analysis.independence.probes=1: out of range; allowed are values from 2"),
-        ({"components": 15}, "analysis.independence.components=15, neighbours=4: twice the components"),
-    ],
-)
-def test_wrong_options_are_refused_in_one_line(changes, said):
-    with pytest.raises(ConfigError) as error:
-        options(**changes)
-    assert str(error.value).startswith(said) and "\n" not in str(error.value)
 
 
 def test_too_small_a_test_set_is_refused(make_subject):

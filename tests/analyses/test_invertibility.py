@@ -4,6 +4,7 @@ Shapes: B sequence, N token, D width.
 """
 
 import dataclasses
+import functools
 import itertools
 
 import numpy as np
@@ -11,29 +12,20 @@ import pandas as pd
 import pytest
 import scipy.optimize
 import torch
-from omegaconf import OmegaConf
+from shipped import options_of
 
 from rankbench.analyses import ANALYSES, Subject, histograms, invertibility
-from rankbench.config.keys import ConfigError, typed
-from rankbench.config.schema import conf_dir
+from rankbench.config.keys import ConfigError
 from rankbench.measures.attention_layer import attend, fresh_layer
 from rankbench.measures.lipschitz_bounds import theorem_inf
 from rankbench.model import initial_model
 from rankbench.runs.tables import read_table, with_who, write_table
 
-SHIPPED, SHIPPED_HISTOGRAMS = (
-    OmegaConf.to_container(OmegaConf.load(conf_dir() / "analysis" / f"{name}.yaml"), resolve=True)
-    for name in ("invertibility", "histograms")
-)
 SMALL = {"tokens": [5], "widths": [4], "heads": 2, "sequences": 3, "iterations": 12}
 
 
-def options(**changes):
-    return typed(invertibility.Options, {**SHIPPED, **SMALL, **changes}, "analysis.invertibility")
-
-
-def histogram_options(**changes):
-    return typed(histograms.Options, {**SHIPPED_HISTOGRAMS, **changes}, "analysis.histograms")
+options = functools.partial(options_of, "invertibility", **SMALL)
+histogram_options = functools.partial(options_of, "histograms")
 
 
 @pytest.fixture(scope="module")
@@ -161,50 +153,6 @@ def test_a_network_with_norms_is_not_undone(make_subject):
     for changes in ({"norm": "post"}, {"norm": "none", "skip": False}):
         with pytest.raises(ConfigError, match=r"use model\.norm=none and skips"):
             invertibility.check(make_subject(**changes), options(network=True))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"attentions": ["l3"]}, "analysis.invertibility.attentions=l3: unknown; allowed are dot, l2, contractive_l2"),
-        ({"coefficients": []}, "analysis.invertibility.coefficients=[]: name at least one"),
-        ({"iterations": 0}, "analysis.invertibility.iterations=0: out of range; allowed are values from 1"),
-        ({"gain": -1.0}, "analysis.invertibility.gain=-1.0: out of range; allowed are values above 0"),
-        (
-            {"tokens": [1]},
-            "analysis.invertibility.tokens=[1]: out of range; allowed are values from 2; attention needs",
-        ),
-        ({"ranges": [[1, 0]]}, "analysis.invertibility.ranges=[[1.0, 0.0]]: wants pairs [low,high]"),
-        ({"widths": [5]}, "analysis.invertibility.widths=[5]: 5 is not divisible by heads=2"),
-        ({"attentions": ["l2"], "network": True}, "analysis.invertibility.network=true: inverts the subject's model"),
-    ],
-    ids=str,
-)
-def test_wrong_options_are_refused_in_one_line(changes, message):
-    with pytest.raises(ConfigError) as error:
-        options(**changes)
-    assert str(error.value).startswith(message) and "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"bins": 1}, "analysis.histograms.bins=1: out of range; allowed are values from 2"),
-        ({"ranges": []}, "analysis.histograms.ranges=[]: name at least one"),
-        ({"ranges": [[2, 2]]}, "analysis.histograms.ranges=[[2.0, 2.0]]: wants pairs"),
-    ],
-    ids=str,
-)
-def test_wrong_options_of_histograms_are_refused_in_one_line(changes, message):
-    with pytest.raises(ConfigError) as error:
-        histogram_options(**changes)
-    assert str(error.value).startswith(message) and "\n" not in str(error.value)
-
-
-def test_shipped_options_are_the_fields_of_the_dataclasses():
-    shipped = typed(invertibility.Options, SHIPPED, "analysis.invertibility")
-    assert dataclasses.asdict(shipped) == SHIPPED
-    assert dataclasses.asdict(histogram_options()) == SHIPPED_HISTOGRAMS
 
 
 # --- histograms -------------------------------------------------------------------------------------------------------

@@ -9,12 +9,10 @@ import pandas as pd
 import pytest
 import torch
 from breadth import some
-from omegaconf import OmegaConf
+from shipped import options_of
 
 from rankbench import judging
 from rankbench.analyses import ANALYSES, Subject, laws
-from rankbench.config.keys import ConfigError, typed
-from rankbench.config.schema import conf_dir
 from rankbench.measures import causal_averages, entropy_bound
 from rankbench.measures import signal_propagation as propagation
 from rankbench.measures.attention_matrices import beside_independent
@@ -39,7 +37,6 @@ from rankbench.papers.xie_2025 import stream_collapse
 from rankbench.runs.tables import with_who
 
 CLAIMS = {name: claim for name, claim in judging.CLAIMS.items() if claim.table == "laws"}
-USUAL = OmegaConf.to_container(OmegaConf.load(conf_dir() / "analysis" / "laws.yaml"))
 # By law: small sizes at which every seed is within the claim's tolerance.
 SMALL = {
     "residual_scale": {"tokens": 16, "layers": 4, "samples": 8},
@@ -386,7 +383,7 @@ def table_of(model_config, sorting_task):
     @functools.cache
     def make(law):
         seeds = 2 if law in two_seeds else 1
-        options = typed(laws.Options, {**USUAL, "law": law, **SMALL[law]}, "analysis.laws")
+        options = options_of("laws", law=law, **SMALL[law])
         parts = []
         for seed in range(seeds):
             subject = Subject("fresh", seed, task, batch, batch, {"initialised": initial_model(cfg, task, seed)})
@@ -425,20 +422,3 @@ def test_points_stand_beside_each_other_and_are_drawn(name, table_of):
     (axes,) = ANALYSES["laws"].figure(table, None, None).axes
     assert axes.get_xlabel() and axes.get_ylabel()
     assert laws.digest(table).startswith(f"law {name}, by {LAWS[name].x_label}")
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"law": "cesar"}, "analysis.laws.law=cesar: unknown, did you mean cesaro?"),
-        (
-            {"law": "cesaro", "width": 8},
-            "analysis.laws.width=8: law=cesaro has no such size; its sizes are tokens, layers",
-        ),
-        ({"tokens": 1}, "analysis.laws.tokens=1: out of range"),
-    ],
-)
-def test_what_a_law_does_not_have_is_refused(options, says):
-    with pytest.raises(ConfigError) as error:
-        typed(laws.Options, {**USUAL, **options}, "analysis.laws")
-    assert says in str(error.value)

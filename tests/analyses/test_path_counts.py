@@ -1,26 +1,23 @@
 """rankbench.analyses.path_counts: the table against integers of any size, its figure, and the claims on Fig. 5."""
 
-import dataclasses
+import functools
 import math
 
 import pandas as pd
 import pytest
 import torch
-from omegaconf import OmegaConf
+from shipped import options_of, shipped
 
 from rankbench.analyses import ANALYSES, Subject, path_counts
-from rankbench.config.keys import ConfigError, typed
-from rankbench.config.schema import conf_dir
 from rankbench.judging import published
 from rankbench.model import build_model
 from rankbench.runs.tables import read_table, with_who, write_table
 
-SHIPPED = OmegaConf.to_container(OmegaConf.load(conf_dir() / "analysis" / "path_counts.yaml"))
+SHIPPED = shipped("analysis/path_counts")
 NINE = list(SHIPPED["known"])
 
 
-def options(**changes):
-    return typed(path_counts.Options, {**SHIPPED, **changes}, "analysis.path_counts")
+options = functools.partial(options_of, "path_counts")
 
 
 @pytest.fixture(scope="module")
@@ -89,27 +86,6 @@ def test_without_skips_all_paths_are_long(make_subject):
     table = path_counts.table(make_subject(skip=False, layers=3, heads=2), options())
     assert table.log10_count.tolist() == [-math.inf] * 3 + [math.log10(8)]
     assert table.share.tolist() == [0, 0, 0, 1] and table.cumulative_share.tolist() == [0, 0, 0, 1]
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"architectures": ["GPT3"]}, "analysis.path_counts.architectures=GPT3: unknown, did you mean GPT-3?"),
-        ({"layers": 0}, "analysis.path_counts.layers=0: out of range; allowed are values from 1 to 1024"),
-        ({"heads": 10**6}, "analysis.path_counts.heads=1000000: out of range"),
-        ({"known": {"mine": [2, 0]}}, "analysis.path_counts.known.mine: heads=0: out of range"),
-        ({"known": {"mine": [2]}}, "analysis.path_counts.known.mine=[2]: wants [layers,heads]"),
-    ],
-    ids=str,
-)
-def test_wrong_options_are_refused_in_one_line(changes, said):
-    with pytest.raises(ConfigError) as error:
-        options(**changes)
-    assert str(error.value).startswith(said) and "\n" not in str(error.value)
-
-
-def test_shipped_options_are_the_fields_of_the_dataclass():
-    assert dataclasses.asdict(options()) == SHIPPED
 
 
 def test_the_digest_tells_number_and_moments(fig5):

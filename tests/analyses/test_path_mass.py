@@ -11,12 +11,11 @@ import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
-from omegaconf import OmegaConf
 from rows import pick
+from shipped import options_of
 
 from rankbench.analyses import Subject, path_mass, pruning
-from rankbench.config.keys import ConfigError, typed
-from rankbench.config.schema import conf_dir
+from rankbench.config.keys import ConfigError
 from rankbench.measures.attention_matrices import attention_metrics
 from rankbench.measures.frozen_network import FrozenNetwork, sums_by_last_head, sums_by_length, sums_through_heads
 from rankbench.measures.paths import all_paths, sums_of_groups
@@ -29,11 +28,6 @@ EXACT = {"rel": 1e-10, "abs": 1e-12}  # float64, a few hundred operations in ano
 LAYERS, HEADS = 3, 2
 PATHS = np.concatenate([all_paths(LAYERS, HEADS, length) for length in range(LAYERS + 1)])
 ANALYSES = {"path_mass": path_mass, "pruning": pruning}
-
-
-def options(name, **changes):
-    shipped = OmegaConf.to_container(OmegaConf.load(conf_dir() / "analysis" / f"{name}.yaml"))
-    return typed(ANALYSES[name].Options, {**shipped, **changes}, f"analysis.{name}")
 
 
 @pytest.fixture(scope="session")
@@ -113,7 +107,7 @@ def test_every_number_of_path_mass_by_enumeration(make_subject, changes, monkeyp
     subject = make_subject(**changes)
     model, test = subject.network, subject.test
     monkeypatch.setattr(path_mass, "NUMBERS_AT_A_TIME", 800)  # several chunks of sequences
-    table = path_mass.table(subject, options("path_mass"))
+    table = path_mass.table(subject, options_of("path_mass"))
     outputs, bias, paths = each_path(model, test.inputs)
     present_BN1 = (test.inputs >= 0)[..., None]
     state = outputs.sum(0) + bias * present_BN1
@@ -143,7 +137,7 @@ def test_every_number_of_path_mass_by_enumeration(make_subject, changes, monkeyp
 
 def test_lengths_and_bias_add_up_to_the_whole_gradient_mass(make_subject):
     subject = make_subject()
-    table = path_mass.table(subject, options("path_mass"))
+    table = path_mass.table(subject, options_of("path_mass"))
     state = FrozenNetwork(subject.network, subject.test.inputs).state_BND.clone().requires_grad_()
     F.cross_entropy(subject.network.read_out(state).flatten(0, 1), subject.test.targets.flatten()).backward()
     parts = table[table.part != "head"].gradient_mass.sum()
@@ -154,7 +148,7 @@ def test_lengths_and_bias_add_up_to_the_whole_gradient_mass(make_subject):
 def test_ranks_of_heads_are_the_means_of_metrics(make_subject, changes, monkeypatch):
     subject = make_subject(**changes)
     monkeypatch.setattr(path_mass, "NUMBERS_AT_A_TIME", 800)
-    table = path_mass.table(subject, options("path_mass"))
+    table = path_mass.table(subject, options_of("path_mass"))
     weights = [
         step.weights_BHNM for step in run(subject.network, subject.test.inputs) if step.sublayer.kind == "attention"
     ]
@@ -183,7 +177,7 @@ def greedy_by_hand(outputs, bias, model, targets):
 def test_every_number_of_pruning_by_hand(make_subject, changes, mlp, monkeypatch):
     subject = make_subject(**changes)
     monkeypatch.setattr(pruning, "NUMBERS_AT_A_TIME", 1000)  # several chunks of sequences and of paths
-    table = pruning.table(subject, options("pruning", mlp=mlp, selection_sequences=5, counts=9))
+    table = pruning.table(subject, options_of("pruning", mlp=mlp, selection_sequences=5, counts=9))
     model, chosen = subject.network, subject.train[:5]
     outputs, bias, paths = each_path(model, chosen.inputs, mlp)
     norms = outputs.flatten(1).norm(dim=1)
@@ -206,7 +200,7 @@ def test_every_number_of_pruning_by_hand(make_subject, changes, mlp, monkeypatch
 
 def test_every_order_begins_at_the_bias_and_ends_at_the_whole_network(make_subject):
     subject = make_subject()
-    table = pruning.table(subject, options("pruning"))
+    table = pruning.table(subject, options_of("pruning"))
     whole = loss_and_accuracy(subject.network(subject.test.inputs), subject.test.targets)
     for _, rows in table.groupby(["order", "repeat"], dropna=False):
         assert (rows.loss.iloc[-1], rows.accuracy.iloc[-1]) == pytest.approx(whole, **EXACT)
@@ -232,30 +226,9 @@ def test_greedy_for_regression_takes_the_best_of_the_squared_errors():
 # --- options, digests, figures, claims ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "changes", "said"),
-    [
-        (
-            "path_mass",
-            {"mlp": "gates"},
-            "analysis.path_mass.mlp=gates: unknown, did you mean gate?; allowed are gate, source",
-        ),
-        ("path_mass", {"sequences": 0}, "analysis.path_mass.sequences=0: out of range; allowed are values from 1"),
-        ("pruning", {"orders": []}, "analysis.pruning.orders=[]: name at least one of greedy, norm, random"),
-        ("pruning", {"orders": ["gredy"]}, "analysis.pruning.orders=gredy: unknown, did you mean greedy?"),
-        ("pruning", {"mlp": "none"}, "analysis.pruning.mlp=none: unknown; allowed are gate, source"),
-        ("pruning", {"counts": 0}, "analysis.pruning.counts=0: out of range; allowed are values from 1"),
-    ],
-)
-def test_wrong_options_are_refused_in_one_line(name, changes, said):
-    with pytest.raises(ConfigError) as error:
-        options(name, **changes)
-    assert str(error.value).startswith(said) and "\n" not in str(error.value)
-
-
 def test_too_many_paths_are_refused(make_subject):
     with pytest.raises(ConfigError, match="max_paths=26: the network has 27 paths; raise it"):
-        pruning.table(make_subject(), options("pruning", max_paths=26))
+        pruning.table(make_subject(), options_of("pruning", max_paths=26))
 
 
 @pytest.fixture(scope="module")
@@ -263,7 +236,7 @@ def tables(make_subject):
     parts = [make_subject(seed) for seed in (3, 4, 5)]
     return {
         name: pd.concat(
-            [with_who(module.table(subject, options(name)), **subject.who) for subject in parts], ignore_index=True
+            [with_who(module.table(subject, options_of(name)), **subject.who) for subject in parts], ignore_index=True
         )
         for name, module in ANALYSES.items()
     }
@@ -305,10 +278,10 @@ def test_a_sequence_of_zeros_is_counted_and_leaves_the_mean_of_the_others(make_s
     subject.network.read_in.weight[2] = 0
     subject.test.inputs[subject.test.inputs.eq(2).all(1)] = 3
     subject.test.inputs[1] = 2
-    table = path_mass.table(subject, options("path_mass"))
+    table = path_mass.table(subject, options_of("path_mass"))
     others = Subject(
         subject.run, subject.seed, subject.task, subject.train, subject.test[[0, *range(2, 12)]], subject.networks
     )
-    wanted = path_mass.table(others, options("path_mass"))
+    wanted = path_mass.table(others, options_of("path_mass"))
     assert (table.num_undefined == 1).all() and (wanted.num_undefined == 0).all()
     assert table.mass.to_numpy() == pytest.approx(wanted.mass.to_numpy(), **EXACT)

@@ -5,18 +5,18 @@ attend to themselves with weight sigmoid(2 c r^2 / sqrt 2), so they stay opposit
 r tanh(c r^2 / sqrt 2) / g.
 """
 
+import functools
 import math
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from omegaconf import OmegaConf
+from shipped import options_of
 
 from rankbench import plots
 from rankbench.analyses import ANALYSES, Subject, rollout
-from rankbench.config.keys import ConfigError, typed
-from rankbench.config.schema import conf_dir
+from rankbench.config.keys import ConfigError
 from rankbench.model import initial_model
 from rankbench.plots.rollout import HIGHEST, LOWEST
 from rankbench.runs.tables import read_table, with_who, write_table
@@ -31,9 +31,7 @@ def task():
     return build_task({"name": "circle_arcs", "points": POINTS, "radius": 0.3})
 
 
-def options(**changes):
-    shipped = OmegaConf.to_container(OmegaConf.load(conf_dir() / "analysis" / "rollout.yaml"))
-    return typed(rollout.Options, {**shipped, **changes}, "analysis.rollout")
+options = functools.partial(options_of, "rollout")
 
 
 @pytest.fixture(scope="module")
@@ -146,28 +144,6 @@ def test_another_task_has_no_trajectory(sorting_task):
         ConfigError, match=r"^analysis=rollout: needs a task with a trajectory; .* use task=circle_arcs$"
     ):
         rollout.check(Subject("planned", 0, sorting), options())
-
-
-@pytest.mark.parametrize(
-    ("changes", "begins"),
-    [
-        ({"steps": 0}, "analysis.rollout.steps=0: out of range; allowed are values from 1"),
-        ({"every": 0}, "analysis.rollout.every=0: out of range; allowed are values from 1"),
-        ({"every": None}, "analysis.rollout.every=null: null is not allowed"),
-        (
-            {"collapsed_below": 0.0},
-            "analysis.rollout.collapsed_below=0.0: out of range; allowed are values above 0 and below 1",
-        ),
-        (
-            {"collapsed_below": 1.0},
-            "analysis.rollout.collapsed_below=1.0: out of range; allowed are values above 0 and below 1",
-        ),
-    ],
-)
-def test_a_wrong_option_is_refused_in_one_line(changes, begins):
-    with pytest.raises(ConfigError) as error:
-        options(**changes)
-    assert str(error.value).startswith(begins) and "\n" not in str(error.value)
 
 
 # --- figure, digest, claim --------------------------------------------------------------------------------------------

@@ -8,12 +8,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from omegaconf import OmegaConf
 from scipy import integrate, special
 
 from rankbench.analyses import ANALYSES, Subject, rank_theory
-from rankbench.config.keys import ConfigError, typed
-from rankbench.config.schema import conf_dir
+from rankbench.config.keys import typed
 from rankbench.measures import amsel_theory as theory
 from rankbench.model import initial_model
 from rankbench.runs.tables import with_who
@@ -273,22 +271,3 @@ def test_the_figure_and_the_digest_are_drawn(table):
     assert not table.isna().all().any()
     assert len(ANALYSES["rank_theory"].figure(table, None, None).axes) == 2
     assert "fewest heads" in rank_theory.digest(table)
-
-
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"dimensions": []}, "dimensions=[]: name at least one"),
-        ({"ranks": [0]}, "ranks="),
-        ({"errors": [0.6]}, "errors="),
-        ({"samples": 1}, "samples=1"),
-    ],
-)
-def test_what_cannot_be_is_refused(changes, says):
-    with pytest.raises(ConfigError, match=says.replace("[", r"\[")):
-        typed(rank_theory.Options, {**OPTIONS, **changes}, "analysis.rank_theory")
-
-
-def test_the_shipped_options_are_allowed():
-    shipped = OmegaConf.to_container(OmegaConf.load(conf_dir() / "analysis" / "rank_theory.yaml"))
-    typed(rank_theory.Options, shipped, "analysis.rank_theory")

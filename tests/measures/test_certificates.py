@@ -10,12 +10,11 @@ import mpmath
 import numpy as np
 import pytest
 import torch
-from omegaconf import OmegaConf
+from shipped import options_of
 
 from rankbench.analyses import ANALYSES, Subject
 from rankbench.commands.compose import compose
-from rankbench.config.keys import ConfigError, typed
-from rankbench.config.schema import conf_dir
+from rankbench.config.keys import ConfigError
 from rankbench.measures import attention_layer, lipschitz_bounds
 from rankbench.measures import lipschitz_of_networks as of_networks
 from rankbench.measures.attention_layer import AttentionLayer
@@ -102,9 +101,8 @@ def test_what_has_no_bound_has_no_certificate(random_network):
 
 def test_the_table_has_the_certificate_beside_what_is_measured(random_network, sorting_task):
     model, batch = random_network(3, seed=5, norm="pre")
-    shipped = OmegaConf.to_container(OmegaConf.load(conf_dir() / "analysis" / "lipschitz.yaml"))
     subject = Subject("a run", 0, sorting_task(), batch, batch, {"trained": model})
-    table = ANALYSES["lipschitz"].table(subject, typed(ANALYSES["lipschitz"].options, shipped, "analysis.lipschitz"))
+    table = ANALYSES["lipschitz"].table(subject, options_of("lipschitz"))
     rows = table[(table.p == 2) & table.quantity.isin(["certificate", "jacobian"])]
     values = rows.pivot_table("value", ["part", "layer"], "quantity")
     assert len(values) == 5 and (values.jacobian <= values.certificate).all()

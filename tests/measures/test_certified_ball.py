@@ -9,14 +9,13 @@ import math
 import pandas as pd
 import pytest
 import torch
-from omegaconf import OmegaConf
+from shipped import options_of
 
 from rankbench.analyses import ANALYSES, Subject
 from rankbench.analyses.lipschitz import BALLS
 from rankbench.analysing.runner import check_analyses
 from rankbench.commands.compose import compose
-from rankbench.config.keys import ConfigError, typed
-from rankbench.config.schema import conf_dir
+from rankbench.config.keys import ConfigError
 from rankbench.measures import certified_ball, jacobian_changes
 from rankbench.measures.certified_ball import BallBound, CertifiedBall, check_covered, on_balls
 from rankbench.measures.jacobian_ascent import ascend_on_balls, jacobian_norm
@@ -287,15 +286,10 @@ def test_radii_are_refused_before_a_network_is_measured():
     with pytest.raises(ConfigError, match=r"^analysis\.lipschitz\.radii: layer 1 has attention cosine"):
         check_analyses(cfg, cfg)
     with pytest.raises(ConfigError, match=r"^analysis\.lipschitz\.radii: needs layer=null and 2 in norms"):
-        options_of(radii=[0.1], norms=["inf"])
+        options_of("lipschitz", radii=[0.1], norms=["inf"])
 
 
 # --- The table --------------------------------------------------------------------------------------------------------
-
-
-def options_of(**changes):
-    shipped = OmegaConf.to_container(OmegaConf.load(conf_dir() / "analysis" / "lipschitz.yaml"))
-    return typed(ANALYSES["lipschitz"].options, shipped | changes, "analysis.lipschitz")
 
 
 @pytest.fixture
@@ -308,7 +302,9 @@ def short_ascents(monkeypatch):
 def test_the_table_has_bound_and_ascent_of_each_radius(random_network, sorting_task, padded):
     model, batch = random_network(2, seed=5, layers=1, norm="post", padded=padded)
     subject, analysis = Subject("a run", 0, sorting_task(), batch, batch, {"trained": model}), ANALYSES["lipschitz"]
-    table, without = (analysis.table(subject, options_of(norms=["2"], radii=radii)) for radii in ([0.3, 0.01], []))
+    table, without = (
+        analysis.table(subject, options_of("lipschitz", norms=["2"], radii=radii)) for radii in ([0.3, 0.01], [])
+    )
     assert list(table.columns) == [*without.columns, *BALLS]
     pd.testing.assert_frame_equal(table[table.quantity != "certified_ball"][without.columns], without)
     rows = table[table.quantity == "certified_ball"]

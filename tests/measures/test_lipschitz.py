@@ -4,7 +4,7 @@ torch.func, bounds against random and optimised Jacobians, constants against bru
 Shapes: B sequence or start, N token, M key token, D width, H head, K head width.
 """
 
-import dataclasses
+import functools
 import itertools
 import math
 
@@ -16,12 +16,10 @@ import torch
 from breadth import some
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
+from shipped import options_of
 
 from rankbench.analyses import ANALYSES, Subject
 from rankbench.analyses import lipschitz as analysis
-from rankbench.config.keys import ConfigError, typed
-from rankbench.config.schema import conf_dir
 from rankbench.measures import attention_layer, jacobian_ascent, lipschitz_of_networks
 from rankbench.measures.attention_layer import AttentionLayer, fresh_layer, push, rows_of_token, weights
 from rankbench.measures.jacobian_ascent import ascend, jacobian_norm, random_starts, row_of_width_1
@@ -44,7 +42,6 @@ from rankbench.runs.tables import read_table, with_who, write_table
 EXACT = {"rtol": 1e-11, "atol": 1e-12}
 ROUNDING = 1 + 1e-10  # what a true bound may be missed by, by rounding alone
 every = settings(max_examples=12, deadline=None)
-SHIPPED = OmegaConf.to_container(OmegaConf.load(conf_dir() / "analysis" / "lipschitz.yaml"))
 
 
 def maps_of(w_q_HDK, w_k_HDK, w_v_HDK, w_o_HKD):
@@ -400,8 +397,7 @@ def test_under_ascent_dot_product_attention_grows_and_l2_does_not():
 # --- the analysis -----------------------------------------------------------------------------------------------------
 
 
-def options(**changes):
-    return typed(analysis.Options, {**SHIPPED, **changes}, "analysis.lipschitz")
+options = functools.partial(options_of, "lipschitz")
 
 
 @pytest.fixture(scope="session")
@@ -603,35 +599,6 @@ def test_the_figures_show_every_quantity(make_subject, fresh_table):
     assert {axes.get_yscale() for axes in grid.flat} == {"log"}  # also where one facet alone would be linear
     ratios = grid[0, 0].get_gridspec().get_width_ratios()
     assert ratios[0] == ratios[1] > 2 * ratios[2]  # the whole network has one number of each kind
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"layer": "L2"}, "analysis.lipschitz.layer=L2: unknown; allowed are dot, l2, contractive_l2"),
-        ({"mask": "window"}, "analysis.lipschitz.mask=window: unknown"),
-        ({"norms": ["1"]}, "analysis.lipschitz.norms=1: unknown"),
-        ({"norms": []}, "analysis.lipschitz.norms=[]: name at least one"),
-        (
-            {"tokens": [1]},
-            "analysis.lipschitz.tokens=[1]: out of range; allowed are values from 2; attention needs at least 2 tokens",
-        ),
-        ({"steps": 0}, "analysis.lipschitz.steps=0: out of range; allowed are values from 1"),
-        ({"gain": 0.0}, "analysis.lipschitz.gain=0.0: out of range; allowed are values above 0"),
-        ({"width": 3, "heads": 2}, "analysis.lipschitz.width=3: not divisible"),
-        ({"layer": "contractive_l2", "tied": False}, "analysis.lipschitz.tied=false: layer=contractive_l2"),
-        ({"mirror": True}, "analysis.lipschitz.mirror=true: for layer=l2 of width=1"),
-    ],
-    ids=str,
-)
-def test_wrong_options_are_refused_in_one_line(changes, message):
-    with pytest.raises(ConfigError) as error:
-        options(**changes)
-    assert str(error.value).startswith(message) and "\n" not in str(error.value)
-
-
-def test_shipped_options_are_the_fields_of_the_dataclass():
-    assert dataclasses.asdict(options()) == SHIPPED
 
 
 def test_there_is_no_bound_where_a_query_does_not_see_itself(make_subject):

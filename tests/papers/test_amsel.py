@@ -5,12 +5,10 @@ import math
 
 import pandas as pd
 import pytest
-from omegaconf import OmegaConf
 from rows import verdict
+from shipped import options_of
 
-from rankbench.analyses import ANALYSES, Subject, rank_theory
-from rankbench.config.keys import typed
-from rankbench.config.schema import conf_dir
+from rankbench.analyses import ANALYSES, Subject
 from rankbench.judging import CLAIMS, judge, published
 from rankbench.model import initial_model
 from rankbench.papers import amsel, garg_2022
@@ -60,9 +58,8 @@ def in_context(errors, averaging=0.5):
 @pytest.fixture(scope="module")
 def theory_table(model_config):
     """A table of the analysis rank_theory, of three seeds."""
-    shipped = OmegaConf.to_container(OmegaConf.load(conf_dir() / "analysis" / "rank_theory.yaml"), resolve=False)
     small = {"dimensions": [12], "ranks": [1], "heads": [1], "errors": [0.1], "votes": [1, 3], "samples": 400}
-    options = typed(rank_theory.Options, {**shipped, **small, "tokens": [4], "matrices": 2}, "analysis.rank_theory")
+    options = options_of("rank_theory", **small, tokens=[4], matrices=2)
     task = NearestNeighbor("nearest_neighbor", 12, 2, "nearest", "separate", None, 1)
     cfg = model_config(layers=1, heads=1, width=12, read_in="identity", read_out="identity")
     parts = []

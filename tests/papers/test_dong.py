@@ -9,11 +9,10 @@ import pandas as pd
 import pytest
 import scipy.stats
 import torch
-from omegaconf import OmegaConf
+from shipped import shipped
 
 from rankbench.analyses import ANALYSES, Subject
 from rankbench.config.keys import typed
-from rankbench.config.schema import conf_dir
 from rankbench.judging import CLAIMS, judge, published, verdict_line
 from rankbench.judging.residual_left import layers_ahead
 from rankbench.model import initial_model
@@ -570,17 +569,13 @@ def test_values_of_zero_keep_the_residual(model_config, sorting_task):
 
 
 def test_an_untrained_network_is_not_judged_on_its_paths(model_config, sorting_task):
-    options = read_options("paths") | {"repeats": 2}
+    options = shipped("analysis/paths") | {"repeats": 2}
     options = vars(typed(ANALYSES["paths"].options, options, "analysis.paths"))
     (table,) = tables_of(model_config, sorting_task, ["paths"], options, layers=3).values()
     for name, claim in PATHS.items():
         if claim.table == "paths":
             wanted = "passed" if claim.is_check else "failed" if "_whole_" in name else "undecided"
             assert outcomes(name, table) == {wanted}
-
-
-def read_options(name):
-    return OmegaConf.to_container(OmegaConf.load(conf_dir() / "analysis" / f"{name}.yaml"))
 
 
 # --- the papers' own numbers ------------------------------------------------------------------------------------------

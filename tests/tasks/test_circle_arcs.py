@@ -1,21 +1,16 @@
 """rankbench.tasks.circle_arcs: positions against complex powers, the training set against the arcs it is made of."""
 
 import cmath
+import functools
 import math
 
 import pytest
 import torch
-from omegaconf import OmegaConf
+from shipped import task_of
 
-from rankbench.config.keys import ConfigError
-from rankbench.config.schema import conf_dir
 from rankbench.seeds import generator_for
-from rankbench.tasks import build_task
 
-
-def circle_task(**changes):
-    shipped = OmegaConf.to_container(OmegaConf.load(conf_dir() / "task" / "circle_arcs.yaml"))
-    return build_task({**shipped, **changes})
+circle_task = functools.partial(task_of, "circle_arcs")
 
 
 @pytest.mark.parametrize(("points", "radius"), [(2, 0.3), (7, 1.0), (1000, 0.3)])
@@ -80,18 +75,3 @@ def test_sampling_uses_its_generator_alone():
     first, second = (circle_task().sample(5, generator_for(3, "train")) for _ in range(2))
     assert torch.equal(torch.get_rng_state(), before) and torch.equal(first.inputs, second.inputs)
     assert not torch.equal(first.inputs, circle_task().sample(5, generator_for(4, "train")).inputs)
-
-
-@pytest.mark.parametrize(
-    ("changes", "begins"),
-    [
-        ({"points": 1}, "task.points=1: out of range; allowed are values from 2"),
-        ({"radius": 0.0}, "task.radius=0.0: out of range; allowed are values above 0"),
-        ({"radius": float("inf")}, "task.radius=inf:"),
-        ({"train_size": 5}, "task.train_size: unknown key"),
-    ],
-)
-def test_a_wrong_option_is_refused_in_one_line(changes, begins):
-    with pytest.raises(ConfigError) as error:
-        circle_task(**changes)
-    assert str(error.value).startswith(begins) and "\n" not in str(error.value)

@@ -1,5 +1,6 @@
 """rankbench.tasks.convex_hull: labels against all segments and triangles, in exact arithmetic."""
 
+import functools
 import itertools
 from fractions import Fraction
 
@@ -9,20 +10,16 @@ import scipy.stats
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
+from shipped import task_of
 
-from rankbench.config.keys import ConfigError
-from rankbench.config.schema import conf_dir
 from rankbench.seeds import generator_for
-from rankbench.tasks import build_task, convex_hull
+from rankbench.tasks import convex_hull
 from rankbench.tasks.convex_hull import hull_labels, labels_of_sets
 
 every = settings(max_examples=50, deadline=None)
 
 
-def hull_task(**changes):
-    shipped = OmegaConf.to_container(OmegaConf.load(conf_dir() / "task" / "convex_hull.yaml"))
-    return build_task({**shipped, **changes})
+hull_task = functools.partial(task_of, "convex_hull")
 
 
 def labels_by_definition(points):
@@ -146,22 +143,3 @@ def test_sampling_uses_its_generator_alone():
     assert first.targets.shape == (5, 10) and first.targets.dtype == torch.int64
     other = hull_task().sample(5, generator_for(4, "train"))
     assert not torch.equal(first.inputs, other.inputs)
-
-
-@pytest.mark.parametrize(
-    ("changes", "begins"),
-    [
-        ({"points": 3}, "task.points=3: out of range; allowed are values from 4; fewer points are all vertices"),
-        ({"scale": 0.0}, "task.scale=0.0: out of range; allowed are values above 0"),
-        ({"scale": float("nan")}, "task.scale=nan:"),
-        ({"shift_sd": -1.0}, "task.shift_sd=-1.0: out of range; allowed are values from 0"),
-        ({"train_size": 0}, "task.train_size=0: out of range; allowed are values from 1"),
-        ({"test_size": 0}, "task.test_size=0: out of range; allowed are values from 1"),
-        ({"test_size": None}, "task.test_size=null: null is not allowed"),
-        ({"pointz": 3}, "task.pointz: unknown key, did you mean points?"),
-    ],
-)
-def test_a_wrong_option_is_refused_in_one_line(changes, begins):
-    with pytest.raises(ConfigError) as error:
-        hull_task(**changes)
-    assert str(error.value).startswith(begins) and "\n" not in str(error.value)

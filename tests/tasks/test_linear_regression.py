@@ -1,24 +1,19 @@
 """tasks/linear_regression.py against numpy, example by example."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
-from omegaconf import OmegaConf
+from shipped import task_of
 
 from rankbench.commands.compose import compose
-from rankbench.config.keys import ConfigError
-from rankbench.config.schema import conf_dir
 from rankbench.runs.run import Run
-from rankbench.tasks import build_task
 from rankbench.tasks.linear_regression import BASELINES, examples_of
 from rankbench.tasks.task import score
 from rankbench.training.loop import train
 
-SHIPPED = OmegaConf.to_container(OmegaConf.load(conf_dir() / "task" / "linear_regression.yaml"))
-
-
-def task(**changes):
-    return build_task({**SHIPPED, **changes})
+task = functools.partial(task_of, "linear_regression")
 
 
 def generator(seed=0):
@@ -94,18 +89,3 @@ def test_a_network_trains_through_the_curriculum(tmp_path):
     cfg = compose("train", *words, "model.mask=causal", "trainer.steps=6", "trainer.batch_size=4", "replicas=2")
     summary = train(cfg, Run(tmp_path / "run"))
     assert summary["status"] == "finished" and all(np.isfinite(row["test_loss"]) for row in summary["seeds"])
-
-
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"dimension": 0}, "task.dimension=0"),
-        ({"start_points": 42}, "more than task.points=41"),
-        ({"noise": -1.0}, "task.noise=-1.0"),
-        ({"curriculum_every": 0}, "task.curriculum_every=0"),
-        ({"train_size": 10}, "only fresh sequences can grow"),
-    ],
-)
-def test_what_cannot_be_is_refused(changes, says):
-    with pytest.raises(ConfigError, match=says):
-        task(**changes)

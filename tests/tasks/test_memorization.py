@@ -1,27 +1,24 @@
 """rankbench.tasks.memorization: texts against SentencePiece's own decoding, generated tokens against Zipf's law."""
 
+import functools
 import os
 import sys
 
 import pytest
 import scipy.stats
 import torch
-from omegaconf import OmegaConf
+from shipped import task_of
 
 from rankbench.config.keys import ConfigError
-from rankbench.config.schema import conf_dir
 from rankbench.model import initial_model
 from rankbench.seeds import generator_for
-from rankbench.tasks import build_task
 from rankbench.tasks.memorization import tokenised
 from rankbench.tasks.task import ABSENT
 
 SENTENCE = "the cat saw a dog and then this small dog ran to that old barn near our river"
 
 
-def memorization_task(**changes):
-    shipped = OmegaConf.to_container(OmegaConf.load(conf_dir() / "task" / "memorization.yaml"))
-    return build_task({**shipped, **changes})
+memorization_task = functools.partial(task_of, "memorization")
 
 
 @pytest.fixture
@@ -168,25 +165,6 @@ def test_a_model_of_the_task_sees_no_padding(text, model_config):
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("changes", "begins"),
-    [
-        ({"vocabulary": 1}, "task.vocabulary=1: out of range; allowed are values from 2"),
-        ({"length": 1}, "task.length=1: out of range; allowed are values from 2"),
-        ({"classes": 1}, "task.classes=1: out of range; allowed are values from 2"),
-        ({"train_size": 0}, "task.train_size=0: out of range; allowed are values from 1"),
-        ({"train_size": None}, "task.train_size=null: null is not allowed"),
-        ({"zipf_exponent": -1.0}, "task.zipf_exponent=-1.0: out of range; allowed are values from 0"),
-        ({"zipf_exponent": float("nan")}, "task.zipf_exponent=nan:"),
-        ({"test_size": 3}, "task.test_size: unknown key"),
-    ],
-)
-def test_a_wrong_option_is_refused_in_one_line(changes, begins):
-    with pytest.raises(ConfigError) as error:
-        memorization_task(**changes)
-    assert str(error.value).startswith(begins) and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -1,22 +1,16 @@
 """tasks/nearest_neighbor.py against loops over points and the moments of the uniform distribution."""
 
+import functools
 import math
 
 import pytest
 import scipy.stats
 import torch
-from omegaconf import OmegaConf
+from shipped import task_of
 
-from rankbench.config.keys import ConfigError
-from rankbench.config.schema import conf_dir
-from rankbench.tasks import build_task
 from rankbench.tasks.nearest_neighbor import orthonormal
 
-SHIPPED = OmegaConf.to_container(OmegaConf.load(conf_dir() / "task" / "nearest_neighbor.yaml"))
-
-
-def task(**changes):
-    return build_task({**SHIPPED, **changes})
+task = functools.partial(task_of, "nearest_neighbor")
 
 
 def generator(seed=0):
@@ -74,19 +68,3 @@ def test_a_sample_is_a_function_of_its_generator():
     for queries in ("self", "separate"):
         first, same, other = (task(queries=queries).sample(3, generator(seed)) for seed in (1, 1, 2))
         assert torch.equal(first.inputs, same.inputs) and not torch.equal(first.inputs, other.inputs)
-
-
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"dimension": 1}, "task.dimension=1"),
-        ({"points": 1}, "task.points=1"),
-        ({"mode": "near"}, "allowed are nearest, farthest"),
-        ({"queries": "none"}, "allowed are self, separate"),
-        ({"queries": "separate", "points": 17}, "no more than task.dimension=16"),
-        ({"test_size": 0}, "task.test_size=0"),
-    ],
-)
-def test_what_cannot_be_is_refused(changes, says):
-    with pytest.raises(ConfigError, match=says):
-        task(**changes)

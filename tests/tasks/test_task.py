@@ -103,31 +103,6 @@ def test_sampling_uses_its_generator_alone(sorting_task, repeats):
     assert torch.equal(first.inputs, second.inputs) and torch.equal(first.targets, second.targets)
 
 
-@pytest.mark.parametrize(
-    ("changes", "begins", "says"),
-    [
-        ({"length": 1}, "task.length=1: out of range", "values from 2; a single letter is sorted"),
-        ({"length": -3}, "task.length=-3: out of range", "values from 2"),
-        ({"alphabet": 1}, "task.alphabet=1: out of range", "values from 2"),
-        ({"repeats": False, "length": 5, "alphabet": 4}, "task.alphabet=4:", "at least 5"),
-        ({"label": "rank"}, "task.label=rank:", "allowed are position, value"),
-        ({"train_size": 0}, "task.train_size=0:", "values from 1 (sequences)"),
-        ({"test_size": 0}, "task.test_size=0:", "values from 1 (sequences)"),
-        ({"test_size": None}, "task.test_size=", "null is not allowed"),
-        ({"length": 2.5}, "task.length=2.5:", "wants an integer"),
-        ({"lenght": 8}, "task.lenght:", "did you mean length?"),
-        ({"name": "sortin"}, "task.name=sortin:", "did you mean sorting?; allowed are sorting"),
-        ({"name": ["sorting"]}, "task.name=['sorting']:", "allowed are sorting"),
-        ({"name": None}, "task.name=", "allowed are sorting"),
-    ],
-)
-def test_a_wrong_option_is_refused_in_one_line(sorting_task, changes, begins, says):
-    with pytest.raises(ConfigError) as error:
-        sorting_task(**changes)
-    message = str(error.value)
-    assert message.startswith(begins) and says in message and "\n" not in message
-
-
 def test_a_missing_option_is_refused_in_one_line():
     with pytest.raises(ConfigError, match=r"^task\.length: missing; give it a value$"):
         build_task({"name": "sorting"})
