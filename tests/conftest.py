@@ -1,6 +1,7 @@
 """What several test files build: a model's config, from the keys' defaults, and a task, from its shipped file."""
 
 import contextlib
+import dataclasses
 import functools
 import gc
 import html
@@ -16,6 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from shipped import task_of
 
+from rankbench.analyses import ANALYSES
 from rankbench.config.model import ModelConfig
 from rankbench.judging import CLAIMS, judge
 from rankbench.measures import rounding
@@ -125,6 +127,38 @@ def unpainted() -> Iterator[None]:
     """Save each figure of the module's tests as an empty page, SVG with its words: arranging and painting takes
     most of a small run's time. tests/plots/test_plots.py and the presets' smoke runs paint."""
     with _nothing_painted():
+        yield
+
+
+@contextlib.contextmanager
+def _nothing_drawn() -> Iterator[None]:
+    from rankbench.report import figures
+
+    def empty(draw: Callable[..., Figure]) -> Callable[..., Figure]:
+        return functools.wraps(draw)(lambda *_, **__: Figure())  # its docstring is the figure's caption
+
+    with _nothing_painted(), pytest.MonkeyPatch.context() as patch:
+        for name, analysis in dict(ANALYSES).items():
+            if analysis.figure is not None:
+                patch.setitem(ANALYSES, name, dataclasses.replace(analysis, figure=empty(analysis.figure)))
+        patch.setattr(figures, "FIGURES", {name: empty(draw) for name, draw in figures.FIGURES.items()})
+        for name in ("draw_sweep", "draw_scatter", "draw_differences"):
+            patch.setattr(figures, name, empty(getattr(figures, name)))
+        yield
+
+
+@pytest.fixture(scope="module")
+def undrawn() -> Iterator[None]:
+    """Save an empty page for each figure of the module's tests, which are about everything else that a command leaves:
+    drawing takes two fifths of a small sweep's time."""
+    with _nothing_drawn():
+        yield
+
+
+@pytest.fixture
+def undrawn_here() -> Iterator[None]:
+    """The same for one test."""
+    with _nothing_drawn():
         yield
 
 

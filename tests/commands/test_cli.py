@@ -94,6 +94,7 @@ def copied(trained, tmp_path):
     ("words", "num_compositions", "num_jobs"),
     [([], 1, 1), (["-m", "model.heads=1,2"], 2, 2), (["-m", "model=san,san_skip"], 3, 2)],
 )
+@pytest.mark.usefixtures("undrawn_here")
 def test_files_are_merged_once_for_all_jobs_that_choose_the_same(
     words, num_compositions, num_jobs, tmp_path, monkeypatch
 ):
@@ -402,6 +403,7 @@ def test_analyze_without_a_run_measures_fresh_models(tmp_path):
     assert json.loads((newest(tmp_path) / "summary.json").read_text())["run"] is None
 
 
+@pytest.mark.usefixtures("undrawn_here")
 def test_seeds_that_a_sweep_measures_apart_are_joined_as_if_measured_together(tmp_path):
     succeeds("train", *TINY, "replicas=3", "seed=5", "figures=[]", "out=run", at=tmp_path)
     words = ["run=run", *SHORT_RESIDUAL, "figures=[]"]
@@ -509,6 +511,7 @@ def test_a_preset_can_be_a_sweep_without_m(tmp_path):
     assert "dong_fig4_length_1_sorting: undecided in all 4 settings" in result.out
 
 
+@pytest.mark.usefixtures("undrawn_here")
 def test_a_sweep_of_other_configs_is_refused_as_a_whole(tmp_path):
     words = ["train", "-m", *TINY, "figures=[]", "model.heads=1,2", "out=sweep"]
     succeeds(*words, at=tmp_path)
@@ -533,12 +536,14 @@ def test_a_sweep_over_a_boolean_key_ends_with_its_figure_and_page(tmp_path):
         assert all((folder / name).stat().st_size for name in ("sweep.png", "sweep.svg", "report.html"))
 
 
+@pytest.mark.usefixtures("undrawn_here")
 def test_a_key_that_is_fixed_first_and_varied_then_is_in_the_names_of_the_jobs(tmp_path):
     succeeds("train", "-m", *TINY, "trainer.steps=0", "model.layers=1,3", "figures=[]", "out=sweep", at=tmp_path)
     names = sorted(path.name for path in (tmp_path / "sweep").iterdir() if path.is_dir())
     assert names == ["0_model.layers=1", "1_model.layers=3"]
 
 
+@pytest.mark.usefixtures("undrawn_here")
 def test_a_reference_to_another_key_is_each_jobs_own(tmp_path):
     """Every job's words, folder and config hold its own value, so that the same command skips what is finished."""
     words = ["train", "-m", *TINY, "model.skip=true,false", "model.mlp_skip=${model.skip}"]
@@ -588,6 +593,7 @@ def test_a_report_that_fails_at_the_end_of_a_sweep_fails_the_command(job_fails, 
     assert (tmp_path / "report" / "report.html").exists()
 
 
+@pytest.mark.usefixtures("undrawn_here")
 def test_a_sweep_is_gathered_whatever_one_of_its_jobs_raises(tmp_path, monkeypatch):
     from rankbench.training import loop
 

@@ -6,24 +6,17 @@ import shutil
 import pandas as pd
 import pytest
 import yaml
-from campaigns.in_process import without_painting
 from command_line import rankbench, refused, succeeds
 
 from rankbench.commands import composition, finished_jobs, start, sweeps
 
+pytestmark = pytest.mark.usefixtures("undrawn")
 WORDS = [
     *("model.layers=1", "model.width=8", "task.length=4", "task.alphabet=5", "task.train_size=20", "task.test_size=30"),
     *("trainer.batch_size=8", "trainer.steps=2", "trainer.eval_every=1", "analysis=[residual]"),
     *("analysis.residual.sequences=2", "claims=[dong_claim31]", "model.heads=1,2,4", "out=sweep"),
 ]
 SWEEP = ["train", "-m", *WORDS]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def unpainted():
-    """Figures are the slowest part of a report."""
-    with without_painting():
-        yield
 
 
 @pytest.fixture(scope="module")
