@@ -16,6 +16,7 @@ from rankbench.report.differences import MOST_LINES, baseline_in, differences, p
 from rankbench.report.jobs import find_runs
 from rankbench.report.report import check_study, gather
 
+pytestmark = pytest.mark.usefixtures("unpainted")
 # accuracy by attention and seed; sigmoid shares no seed with the others
 ACCURACIES = {
     "dot": {0: 0.50, 1: 0.61, 2: 0.68, 3: 0.80},

@@ -447,6 +447,10 @@ def uninterrupted(request, tmp_path_factory):
     return cfg, run
 
 
+# Where the handling of a run is tested, not its numbers, one of the two configs will do.
+ONCE = pytest.mark.parametrize("uninterrupted", ["epochs_config"], indirect=True)
+
+
 def test_the_interrupted_runs_are_worth_interrupting(uninterrupted):
     cfg, run = uninterrupted
     assert cfg.trainer.checkpoint_every % cfg.trainer.eval_every
@@ -492,6 +496,7 @@ def test_a_signal_stops_a_run_and_the_same_call_continues_it(tmp_path, monkeypat
     assert_same_run(run, reference)
 
 
+@ONCE
 def test_the_warning_of_a_cluster_reaches_the_launcher_after_the_checkpoint(tmp_path, monkeypatch, uninterrupted):
     cfg, reference = uninterrupted
     run, at_the_warning = Run(tmp_path / "run"), []
@@ -514,6 +519,7 @@ def test_the_warning_of_a_cluster_reaches_the_launcher_after_the_checkpoint(tmp_
     assert_same_run(run, reference)
 
 
+@ONCE
 def test_training_works_outside_the_main_thread(tmp_path, uninterrupted):
     cfg, reference = uninterrupted
     run = Run(tmp_path / "run")
@@ -977,6 +983,7 @@ def test_a_run_that_keeps_no_state_has_none_even_if_it_was_killed_just_before_it
     assert trained(tmp_path / "another", "trainer.keep_state=false").state() is None
 
 
+@ONCE
 def test_a_run_continues_with_other_free_keys(tmp_path, monkeypatch, uninterrupted):
     cfg, reference = uninterrupted
     run = Run(tmp_path / "run")
