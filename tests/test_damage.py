@@ -320,7 +320,7 @@ def put_a_pipe(run):
 DAMAGES = (damage_config, damage_claims, damage_summary, damage_table, put_a_pipe)
 
 
-def test_a_report_lists_damaged_runs_and_goes_on_with_the_others(trained, tmp_path, unpainted_here):
+def test_a_report_lists_damaged_runs_and_goes_on_with_the_others(trained, tmp_path, undrawn_here):
     runs = {"whole": copy_of(trained, tmp_path / "runs", "whole")}
     for damage in DAMAGES:
         damage(copy_of(trained, tmp_path / "runs", damage.__name__))
@@ -354,7 +354,7 @@ def test_a_run_knows_which_of_its_files_changed(trained, tmp_path):
     assert run.changed_files() == ["layers.csv", "checkpoint.safetensors"]
 
 
-def test_a_changed_table_is_computed_again(cfg, trained, tmp_path, caplog, unpainted_here):
+def test_a_changed_table_is_computed_again(cfg, trained, tmp_path, caplog, undrawn_here):
     caplog.set_level("INFO", "rankbench")
     path = copy_of(trained, tmp_path).folder / "residual.csv"
     whole = path.read_bytes()
@@ -367,7 +367,7 @@ def test_a_changed_table_is_computed_again(cfg, trained, tmp_path, caplog, unpai
 # --- names -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_report_names_a_run_whose_folder_is_no_utf8(trained, tmp_path, unpainted_here):
+def test_a_report_names_a_run_whose_folder_is_no_utf8(trained, tmp_path, undrawn_here):
     name = os.fsdecode(b"a\xffb")
     (tmp_path / "report").mkdir()
     gather([copy_of(trained, tmp_path, name).folder], tmp_path / "report")

@@ -178,7 +178,7 @@ def test_verdicts_environment_published_and_figures_are_there(reported, page):
         assert all((reported / "report" / f"{name}{kind}").stat().st_size for kind in (".png", ".pdf", ".svg", ".csv"))
 
 
-def test_pages_of_a_figure_are_all_in_the_report_with_their_captions(tmp_path, unpainted_here):
+def test_pages_of_a_figure_are_all_in_the_report_with_their_captions(tmp_path, undrawn_here):
     """30 values of a key are more panels than a file has; a report of fewer runs into the same folder removes it."""
     for number in range(30):
         run = run_at(tmp_path / "runs" / str(number), lr=number / 100)

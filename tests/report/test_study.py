@@ -146,7 +146,7 @@ def test_a_condition_on_numbers_compares_numbers_and_first_is_of_each_run():
     assert list(values_of(rows, "t.y", "step=20.0", []).y) == [2.0]
 
 
-def test_rows_that_nobody_chose_are_trained_last_and_said(home, tmp_path, unpainted_here):
+def test_rows_that_nobody_chose_are_trained_last_and_said(home, tmp_path, undrawn_here):
     runs = find_runs(str(home / "runs"))
     chosen = StudyKeys(None, None, None, ["residual.effective_rank", "test_accuracy"], None)
     check_study(chosen, runs)

@@ -48,7 +48,7 @@ def test_a_sweep_can_be_continued_and_extended_but_not_renumbered(sweep):
         sweep.check_same([Job("0_model.heads=4", ("model.heads=4",))])
 
 
-def test_a_report_lists_the_jobs_that_never_began(sweep, tmp_path, unpainted_here):
+def test_a_report_lists_the_jobs_that_never_began(sweep, tmp_path, undrawn_here):
     (tmp_path / "report").mkdir()
     for lines, folder in (
         (gather_sweep(sweep.folder, ["model.heads"]), sweep.folder),

@@ -741,7 +741,7 @@ def test_a_lengthened_run_killed_before_its_first_step_loses_nothing(tmp_path, m
         assert_same_run(again, short)
 
 
-def test_tables_of_other_weights_leave_a_lengthened_run(tmp_path, unpainted_here):
+def test_tables_of_other_weights_leave_a_lengthened_run(tmp_path, undrawn_here):
     words = ["analysis=[paths]", "claims=[paths_sum_to_output]"]
     run = trained(tmp_path / "run", *words)
     analyze_trained(config(*words), run)
