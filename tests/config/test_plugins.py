@@ -232,6 +232,7 @@ def test_a_model_and_a_metric_of_a_plugin(elsewhere, monkeypatch):
     words = [NAMED, "model.kind=scaled_embedding", "model.layers=2", "trainer.steps=2", "trainer.batch_size=4"]
     words += ["task=letter_count", "trainer.eval_every=2", "trainer.dynamics_every=2"]
     run = rb.train(*words, out=elsewhere / "run")
+    assert run.step == "plain"
     own = initial_model(run.config.model, build_task(run.config.task), 0)
     plain = initial_model(compose("train", NAMED, *words[2:]).model, build_task(run.config.task), 0)
     letters = torch.tensor([[0, 1, 2, 0]])
