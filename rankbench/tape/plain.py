@@ -57,6 +57,7 @@ class Plain(Recorder):
         self.kept: dict[Site, Kept] = {}
         self.sizes: list[Size] = []
         self.states: dict[Visit, Passage] = {}
+        self.entered: dict[Visit, Tensor] = {}  # what submodules that may be layers read
         self.is_listed = _listed(module) if isinstance(module, nn.Module) else set()
         self.stack: list[Visit] = []
         self.submodule = submodule
@@ -66,14 +67,14 @@ class Plain(Recorder):
         """The module's result, with all states kept."""
         if not isinstance(self.module, nn.Module):
             return self.run(args, kwargs)
-        entered: dict[Visit, Tensor] = {}
 
         def begun(run: Visit, _: nn.Module, given: Any) -> None:
             if run.name in self.is_listed and (x := first_state(given)) is not None and x.dim() > 2:
-                entered[run] = x.clone()  # the submodule may change it
+                self.enter(run, x)
+                self.entered[run] = x.clone()  # the submodule may change it
 
         def ended(run: Visit, _: nn.Module, result: Any) -> None:
-            x, y = entered.pop(run, None), first_state(result)
+            x, y = self.entered.get(run), first_state(result)
             if run.name == self.submodule:
                 self.wanted_result = y
             if x is not None and y is not None and x.shape == y.shape:
@@ -81,6 +82,9 @@ class Plain(Recorder):
 
         with following(self.module, begun, ended) as self.stack:
             return self.run(args, kwargs)
+
+    def enter(self, run: Visit, x: Tensor) -> None:
+        """Called with what a submodule that may be a layer reads, before it runs."""
 
     def __torch_function__(self, func: Callable, types: tuple, args: tuple = (), kwargs: dict | None = None) -> Any:
         before = self.num_calls

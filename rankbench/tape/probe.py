@@ -4,19 +4,21 @@ Both keep the factors of every product of two activations. The touched pass comp
 one, and decides which product is attention (rankbench.tape.read).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from rankbench.config.keys import ConfigError
 from rankbench.tape.calls import tensors_in
 from rankbench.tape.plain import Changed, Kept, Plain, first_of
 from rankbench.tape.reading import Axes, Factor, Lead, ReadCall
 from rankbench.tape.recording import Product, Seen
+from rankbench.tape.replay import Call
 from rankbench.tape.rules.products import have_unit_sums
-from rankbench.tape.tags import Kind, Level, Role, Site, Tag, Verdict, Weighted
+from rankbench.tape.tags import Kind, Level, Role, Site, Tag, Verdict, Visit, Weighted
 from rankbench.tape.touch import (
     Mark,
     another,
@@ -25,6 +27,7 @@ from rankbench.tape.touch import (
     is_flat,
     is_mask,
     is_partly,
+    is_spread,
     is_tokens,
     lead_of,
     leads_of,
@@ -44,26 +47,18 @@ class Way(NamedTuple):
     early: bool = False
 
 
-class Touched(Plain):
-    """The pass with changed numbers."""
+class Touching(Plain):
+    """A pass with changed numbers, which spread as the network spreads them."""
 
     has_sizes = False
 
-    def __init__(self, module: Callable, submodule: str | None, base: Plain, way: Way) -> None:
+    def __init__(self, module: Callable, submodule: str | None, way: Way) -> None:
         super().__init__(module, submodule)
-        self.base, self.way = base, way
+        self.way = way
         self.marks: list[Mark | None] = []  # of each input
         self.copied: set[int] = set()  # inputs of tokens of which an embedding looked up a copy, or a part
-        self.token_axes: dict[int, int] = {}  # of inputs, as attention calls show them
         self.places: dict[int, int] = {}  # of token inputs: number by place in memory
-        self.roles: dict[Site, Verdict] = {}
-        self.scores: dict[Site | None, list[list[int]]] = {}  # of products of queries and keys: those touched
-        self.calls: list[ReadCall] = []
-        self.factors: list[Factor] = []
         self.given: list = []
-        self.of_depth: dict[int, list[tuple[ReadCall, Tensor, tuple]]] = {}
-
-    # --- touching ----------------------------------------------------------------------------------------------------
 
     def prepared(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         self.given = [args, kwargs]
@@ -75,14 +70,18 @@ class Touched(Plain):
             if x.is_floating_point() and not is_mask(x):
                 at = place_of(x.shape, number, self.way.early)
                 self._touch(x, at)
-                self.marks[-1] = Mark(tuple(x.shape), at, True)
+                self.marks[-1] = self.marked(len(self.marks) - 1, x.shape, at, True)
             elif len(self.marks) - 1 in self.way.exchanged:
                 at = place_of(x.shape, number, self.way.early)
                 x[at] = another(x, at)
-                self.marks[-1] = Mark(tuple(x.shape), at, False)
+                self.marks[-1] = self.marked(len(self.marks) - 1, x.shape, at, False)
             elif not x.is_floating_point() and x.dtype != torch.bool:
                 self.places[x.untyped_storage().data_ptr()] = len(self.marks) - 1
         return args, kwargs
+
+    def marked(self, number: int, shape: Sequence[int], at: tuple[int, ...], has_features: bool) -> Mark:
+        """Where the input of this number is touched."""
+        return Mark(tuple(shape), at, has_features)
 
     @property
     def unseen(self) -> frozenset[int]:
@@ -116,8 +115,37 @@ class Touched(Plain):
                 number = sum(mark is not None for mark in self.marks[:index])
                 at = place_of(given.shape, number, self.way.early)
                 self._touch(result, at[::-1] if is_turned else at)
-                self.marks[index] = Mark(tuple(given.shape), at, False)
+                self.marks[index] = self.marked(index, given.shape, at, False)
         return tag
+
+
+class Touched(Touching):
+    """The pass that reads: with changed numbers, whose change attention puts back to one token."""
+
+    def __init__(
+        self, module: Callable, submodule: str | None, base: Plain, way: Way, sequences: Mapping[int, int]
+    ) -> None:
+        super().__init__(module, submodule, way)
+        self.base, self.sequences = base, sequences
+        self.token_axes: dict[int, int] = {}  # of inputs, as attention calls show them
+        self.roles: dict[Site, Verdict] = {}
+        self.scores: dict[Site | None, list[list[int]]] = {}  # of products of queries and keys: those touched
+        self.calls: list[ReadCall] = []
+        self.factors: list[Factor] = []
+        self.of_depth: dict[int, list[tuple[ReadCall, Tensor, tuple]]] = {}
+
+    def marked(self, number: int, shape: Sequence[int], at: tuple[int, ...], has_features: bool) -> Mark:
+        return super().marked(number, shape, at, has_features)._replace(sequences=self.sequences.get(number))
+
+    def enter(self, run: Visit, x: Tensor) -> None:
+        """Where something that is no attention has carried the touch to all tokens, give the state that of the first
+        pass, with a change at the one number that was touched most."""
+        old = self.base.entered.get(run)
+        if old is None or x.dim() != 3 or x.shape != old.shape or 0 in x.stride() or not is_spread(x, old):
+            return
+        at = tuple(int(index) for index in torch.unravel_index((x - old).abs().nan_to_num().argmax(), x.shape))
+        x.data.copy_(old)
+        self._touch(x.data, at)
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
@@ -126,6 +154,9 @@ class Touched(Plain):
         old = self.base.kept.get(key) if self.way.scale else Kept(product.tensors, first_of(product.seen.result))
         if old is None or [x.shape for x in old.tensors] != [x.shape for x in product.tensors]:
             raise Changed(product.seen.call)
+        unclear = next((tag.unclear for x in product.tensors if (tag := self.tag(x)).unclear is not None), None)
+        if unclear is not None and all(map(is_spread, product.tensors, old.tensors)):
+            raise _unreadable(unclear)
         verdict = None
         if product.by_tags.role == Role.ATTENTION:
             verdict = self._attention(product, old, key, product.by_tags.side)
@@ -146,6 +177,8 @@ class Touched(Plain):
         new, before = product.to_scores(*product.tensors), product.to_scores(*old.tensors)
         touched = [touched_at(x, y, -2) for x, y in zip(new, before, strict=True)]
         self.scores[key] = touched
+        if any(is_spread(x, y) for x, y in zip(new, before, strict=True)):
+            self.unclear.add(key)
         one_token = all(x.shape[-2] == 1 for x in new)
         # one of the two may be tokens that no input reaches
         are_tokens = all(not at or is_partly(at, x.shape[-2]) for at, x in zip(touched, new, strict=True))
@@ -216,6 +249,8 @@ class Touched(Plain):
         if tag.form == "weights" and not is_mean:
             kind = "signed"
         is_sure, why = True, ""
+        if p.shape[-2] > 1 and (is_softmax or has_scores) and self._is_lost(v, v0, at):
+            raise _unreadable(product.seen.call)
         if v.shape[-2] == 1 or not at:
             is_sure = False
             if not (product.is_kernel or (has_softmax and has_scores)):
@@ -240,6 +275,14 @@ class Touched(Plain):
         if not why and not is_softmax and not is_sure and self.way.scale:
             why = "neither a softmax nor the touch shows that it mixes tokens"
         return kind, is_sure, why
+
+    def _is_lost(self, v: Tensor, v0: Tensor, at: Sequence[int]) -> bool:
+        """Whether values show the touch everywhere in the touched sequence, so that none of their axes is that of
+        tokens. Where sequences and tokens are one axis, it stands at one of its indices instead."""
+        if v.shape[-2] == 1 or not at or is_partly(at, v.shape[-2]) or not is_spread(v, v0):
+            return False
+        partly = [axis for axis in range(v.dim()) if is_partly(touched_at(v, v0, axis), v.shape[axis])]
+        return all(v.shape[axis] == self.sequence[1] or len(touched_at(v, v0, axis)) > 1 for axis in partly)
 
     def _queries(self, product: Product, old: Kept, tag: Tag, p: Tensor, side: int) -> list[int] | None:
         """The touched queries; of weights on the right, which are transposed, the second factor of the scores. None if
@@ -325,3 +368,11 @@ class Touched(Plain):
                 return replace(call, twin=other.key)
         beside.append((call, p0, makers))
         return call
+
+
+def _unreadable(call: Call) -> ConfigError:
+    return ConfigError(
+        f"{call}: multiplies states in which something that is no attention (a convolution, a mean, linear attention) "
+        "has mixed all tokens, so nothing shows which axis counts tokens; put this attention into a submodule of its "
+        "own that reads (B, N, D), or give more tokens"
+    )

@@ -23,10 +23,10 @@ from torch.utils._pytree import keystr, tree_flatten_with_path
 from rankbench.config.keys import ConfigError
 from rankbench.tape.calls import tensors_in
 from rankbench.tape.plain import Changed, Plain, Size
-from rankbench.tape.probe import Touched, Way
+from rankbench.tape.probe import Touched, Touching, Way
 from rankbench.tape.reading import Axes, Input, Output, ReadCall, Reading, State
 from rankbench.tape.tags import Visit
-from rankbench.tape.touch import is_partly, touched_at
+from rankbench.tape.touch import is_partly, is_spread, touched_at
 
 TOUCH = 0.03  # standard deviations by which a number is changed
 REPEATED = 8  # roundings of a call's numbers by which two equal passes may differ
@@ -77,8 +77,8 @@ def _touch(
     best, most = None, -1
     while ways:
         way = ways.pop(0)
-        touched = Touched(module, submodule, plain, way)
         try:
+            touched = Touched(module, submodule, plain, way, _sequences(module, plain, way, args, kwargs))
             output = touched.passed(args, kwargs)
         except Changed:
             if best is not None:
@@ -95,6 +95,23 @@ def _touch(
         ways.insert(0, Way(way.scale, early=True))
     assert best is not None  # without a touch nothing changes
     return best
+
+
+def _sequences(module: Callable, plain: Plain, way: Way, args: tuple, kwargs: dict[str, Any]) -> dict[int, int]:
+    """The axis of each input that counts sequences, where all states in which its touch is found agree."""
+    if not way.scale:
+        return {}
+    touching = Touching(module, None, way)
+    touching.passed(args, kwargs)
+    found: dict[int, set[int]] = {}
+    for run, (_, before, _) in plain.states.items():
+        after = touching.states.get(run)
+        for number, mark in enumerate(touching.marks):
+            if mark is None or after is None or after.left.shape != before.shape:
+                continue
+            if (axis := mark.sequences_in(after.left, before)) is not None:
+                found.setdefault(number, set()).add(axis)
+    return {number: axes.pop() for number, axes in found.items() if len(axes) == 1}
 
 
 def _differ(x: Any, y: Any) -> bool:
@@ -147,12 +164,18 @@ def _axes(new: Tensor, old: Tensor, calls: Sequence[ReadCall], sequence: tuple[i
             (call.num_keys, list(call.touched)) == (new.shape[axis], touched[axis]) for call in calls if call.touched
         )
     ]
-    if len(tokens) == 1:
+    if len(partly) == 2 and len(ends) == 1:  # what is no sequence is a token, even within windows
+        tokens = [axis for axis in partly if axis not in ends]
+    if len(tokens) == 1 and tokens != ends:
         batch = [axis for axis in ends if axis not in tokens][:1]
         alone = [axis for axis in range(new.dim() - 1) if new.shape[axis] == 1 and axis not in tokens]
         return Axes(next(iter(batch or alone), None), tuple(tokens))
-    if len(ends) != 1 or tokens:
+    if len(ends) != 1 or (tokens and tokens != ends):
         return None
+    if is_spread(new, old) and new.dim() > 2:  # what is no attention has mixed all tokens
+        sizes = {size for call in calls if call.is_self for size in (call.num_keys, call.num_queries)}
+        left = [axis for axis in range(new.dim() - 1) if axis not in ends and new.shape[axis] in sizes]
+        return Axes(ends[0], tuple(left)) if len(left) < 2 else None
     # attention within windows: their keys are not the state's tokens; or a state without tokens
     return Axes(ends[0], tuple(axis for axis in partly if axis != ends[0] and axis < new.dim() - 1))
 

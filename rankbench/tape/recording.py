@@ -128,6 +128,7 @@ class Recorder(TorchFunctionMode):
         self._times: Counter[str] = Counter()
         self._products: Counter[tuple[str, str]] = Counter()
         self._key: tuple[int, Site] | None = None  # of the product that is being recorded, with the number of its call
+        self.unclear: set[Site] = set()  # products of which nothing shows whether they are scores
         self.uncovered: list[Call] = []  # calls of torch's attention functions that no rule covers
         self.call = Call(0, "", "")  # that is being recorded
         self.begun: set[int] = set()  # where the inputs lie in memory at which paths begin

@@ -92,7 +92,8 @@ class Tag:
     product of queries and keys from which it came. logits: the softmax's input, masks included. form: the last
     function, softmax or elementwise, that made weights of scores. factors: the two activations whose elementwise
     product it is. unshifted: what it was before the largest of each row was taken off. depth: the largest number of
-    attention calls in a row on the way to it. passed: the attention calls on the way to it, a bit for each.
+    attention calls in a row on the way to it. passed: the attention calls on the way to it, a bit for each. unclear:
+    the product of two activations from which it came, if nothing showed whether that makes scores.
     """
 
     kind: Kind
@@ -109,6 +110,7 @@ class Tag:
     unshifted: Tensor | None = None
     depth: int = 0
     passed: int = 0
+    unclear: Call | None = None
     version: int = 0
 
     @property
@@ -142,7 +144,8 @@ def combined(tags: Sequence[Tag]) -> Tag:
     scores = next((tag.scores for tag in tags if tag.scores is not None), None)
     logits = next((tag.logits for tag in tags if tag.logits is not None), None)
     form = next((tag.form for tag in tags if tag.form), "")
-    return Tag(kind, max(levels, default=Level.LINEAR), scores=scores, logits=logits, form=form)
+    unclear = next((tag.unclear for tag in tags if tag.unclear is not None), None)
+    return Tag(kind, max(levels, default=Level.LINEAR), scores=scores, logits=logits, form=form, unclear=unclear)
 
 
 class AttentionCall(NamedTuple):

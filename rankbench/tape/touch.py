@@ -14,13 +14,16 @@ from rankbench.tape.reading import Lead
 
 LEAK = 0.01  # of the largest change along an axis: smaller ones come through scales of norms
 
+ROUNDING = 100  # roundings of a state's largest number below which two passes count as equal
+
 
 class Mark(NamedTuple):
-    """Where an input is touched."""
+    """Where an input is touched. sequences: the axis that is known to count them."""
 
     shape: tuple[int, ...]
     at: tuple[int, ...]
     has_features: bool
+    sequences: int | None = None
 
     def axes_of(self, at: Sequence[int], size: int) -> tuple[int, ...]:
         """The axes, of the first two, along which the touched token may be that at these indices among so many. A scan
@@ -37,8 +40,18 @@ class Mark(NamedTuple):
         return tuple(axis for axis in self._axes if (self.shape[axis], self.at[axis]) == (size, index))
 
     @property
-    def _axes(self) -> range:
-        return range(min(2, len(self.shape))) if len(self.shape) < 4 else range(0)
+    def _axes(self) -> list[int]:
+        if len(self.shape) > 3:
+            return []
+        return [axis for axis in range(min(2, len(self.shape))) if axis != self.sequences]
+
+    def sequences_in(self, new: Tensor, old: Tensor) -> int | None:
+        """The axis of this input that counts sequences, from a state that its touch has reached through the whole
+        network: along sequences it stands where it stood, and along tokens at several. None if that does not tell."""
+        touched = [changed_at(new, old, axis) for axis in range(new.dim())]
+        alone = [(size, at[0]) for at, size in zip(touched, new.shape, strict=True) if len(at) == 1 and size > 1]
+        fits = [axis for axis in range(min(2, len(self.shape))) if (self.shape[axis], self.at[axis]) in alone]
+        return fits[0] if len(alone) == len(fits) == 1 else None
 
 
 def middle(at: Sequence[int], size: int) -> int:
@@ -97,10 +110,25 @@ def touched_at(new: Tensor, old: Tensor, axis: int) -> list[int]:
     return (change > LEAK * change.max()).nonzero()[:, 0].tolist() if change.max() > 0 else []
 
 
+def changed_at(new: Tensor, old: Tensor, axis: int) -> list[int]:
+    """Indices along an axis at which the tensors differ by more than rounding."""
+    if not new.numel() or new.shape != old.shape:
+        return []
+    change = (new - old).abs().nan_to_num().movedim(axis, 0).flatten(1).amax(1)
+    return (change > ROUNDING * torch.finfo(old.dtype).eps * old.abs().nan_to_num().max()).nonzero()[:, 0].tolist()
+
+
 def is_partly(at: Sequence[int], size: int) -> bool:
     """Whether the touch stands at few indices, as along an axis of tokens or sequences. Of features it may miss some by
     chance; a scan carries it from the last token but one to the last."""
     return 0 < len(at) < size and len(at) <= max(2, size // 2)
+
+
+def is_spread(new: Tensor, old: Tensor) -> bool:
+    """Whether the touch stands at few indices of one axis at most, as where something that is no attention has mixed
+    all tokens; what is left is the axis of sequences."""
+    touched = [touched_at(new, old, axis) for axis in range(new.dim())]
+    return all(touched) and sum(is_partly(at, size) for at, size in zip(touched, new.shape, strict=True)) < 2
 
 
 def leads_of(changed: Tensor, p: Tensor) -> Tensor:

@@ -137,7 +137,7 @@ def _affine(seen: Seen, x: Tensor, weight_FD: Tensor, bias: Tensor | None) -> Ta
         return None
     before, shape = seen.tag(x), seen.result.shape
     if before.opaque is not None:
-        return seen.value_only([before], Level.LINEAR)
+        return replace(seen.value_only([before], Level.LINEAR), unclear=None)
     affine = Affine(weight_FD, bias)
     tag = as_map(combined([before]))
     if before.node is not None:
@@ -278,7 +278,10 @@ def _activations(seen: Seen, a: Tensor, b: Tensor, ways: Ways, as_factor: Callab
         to_scores = lambda a, b: (to_queries(a), to_keys(b).mT)  # noqa: E731
     role, side = recorder.verdict(Product(seen, (a, b), sides, by_tags, to_scores))
     if role == Role.FACTOR:
-        return as_factor()
+        tag = as_factor()
+        if tag is not None and recorder.key_of(seen) in recorder.unclear:
+            tag.unclear = seen.call
+        return tag
     if role == Role.SCORES:
         tag = seen.value_only(tags, Level.PRODUCT)
         scores = Scores(*to_scores(a, b), recorder.key_of(seen)) if to_scores and not recorder.keeps_tape else None
