@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from rankbench.tape.calls import tensors_in
 from rankbench.tape.following import first_state, following
-from rankbench.tape.recording import Product, Recorder
+from rankbench.tape.recording import Product, Recorder, refuse_scripts
 from rankbench.tape.replay import Call
 from rankbench.tape.rules import RULES
 from rankbench.tape.tags import Site, Verdict, Visit
@@ -67,6 +67,7 @@ class Plain(Recorder):
         """The module's result, with all states kept."""
         if not isinstance(self.module, nn.Module):
             return self.run(args, kwargs)
+        refuse_scripts(self.module)  # they take no hooks
 
         def begun(run: Visit, _: nn.Module, given: Any) -> None:
             if run.name in self.is_listed and (x := first_state(given)) is not None and x.dim() > 2:

@@ -17,7 +17,7 @@ from rankbench.tape.plain import Changed, Kept, Plain, first_of
 from rankbench.tape.reading import Axes, Factor, Lead, ReadCall
 from rankbench.tape.recording import Product, Seen
 from rankbench.tape.replay import Call
-from rankbench.tape.rules.products import have_unit_sums
+from rankbench.tape.rules.products import have_unit_sums, unclear_axes
 from rankbench.tape.tags import Kind, Level, Role, Site, Tag, Verdict, Visit, Weighted
 from rankbench.tape.touch import (
     Mark,
@@ -179,6 +179,12 @@ class Touched(Touching):
         self.scores[key] = touched
         if any(is_spread(x, y) for x, y in zip(new, before, strict=True)):
             self.unclear.add(key)
+        (q, k), (q0, k0) = new, before
+        if q.dim() == k.dim() and is_partly(touched[1], k.shape[-2]) and not is_partly(touched[0], q.shape[-2]):
+            for axis in range(q.dim() - 2):
+                at, at_k = touched_at(q, q0, axis), touched_at(k, k0, axis)
+                if is_partly(at, q.shape[axis]) and len(at_k) == k.shape[axis] == q.shape[axis]:
+                    raise unclear_axes(product.seen.call, product.tensors)
         one_token = all(x.shape[-2] == 1 for x in new)
         # one of the two may be tokens that no input reaches
         are_tokens = all(not at or is_partly(at, x.shape[-2]) for at, x in zip(touched, new, strict=True))
@@ -264,7 +270,7 @@ class Touched(Touching):
                 why = "sums over an axis that does not count tokens"
         elif not (has_softmax or has_scores or is_written_out):
             why = "neither a softmax nor scores made its weights"
-        elif not has_softmax and touched_at(p, p0, -1) == at:
+        elif not has_softmax and touched_at(p, p0, -1) == at and self._queries(product, old, tag, p, side) is None:
             why = "both factors are tokens, as keys and values are in k^T v"
         elif is_softmax and not has_scores and not moves_with(p, p0, leads):
             why = "weights of each token by itself, as in a dynamic convolution"
@@ -366,8 +372,18 @@ class Touched(Touching):
         for other, other_p, other_makers in beside:
             if other_p.shape == p0.shape and torch.equal(other_p, p0) and (other_makers == makers or not is_flat(p0)):
                 return replace(call, twin=other.key)
+            if not (call.touched and other.touched) and _are_rearranged(p0, other_p):
+                raise ConfigError(
+                    f"{call.call} and {other.call}: multiply the same weights in two arrangements, once with values "
+                    "that no input reaches, as those of relative positions, and nothing shows their heads; leave them out"
+                )
         beside.append((call, p0, makers))
         return call
+
+
+def _are_rearranged(p: Tensor, other: Tensor) -> bool:
+    """Whether two P hold the same numbers in another order."""
+    return p.numel() == other.numel() and not is_flat(p) and torch.equal(*(x.flatten().sort()[0] for x in (p, other)))
 
 
 def _unreadable(call: Call) -> ConfigError:

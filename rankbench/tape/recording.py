@@ -91,6 +91,14 @@ class Product:
     is_kernel: bool = False
 
 
+def refuse_scripts(module: Callable) -> None:
+    """ConfigError if a module or one of its submodules is TorchScript."""
+    for name, submodule in module.named_modules() if isinstance(module, nn.Module) else ():
+        if isinstance(submodule, torch.jit.ScriptModule):
+            name = name or type(submodule).__name__
+            raise ConfigError(f"{name}: TorchScript runs unseen by the tape; give the module as Python code")
+
+
 class Recorder(TorchFunctionMode):
     """Tags every tensor of a forward pass, and makes the tape's nodes.
 
@@ -160,10 +168,8 @@ class Recorder(TorchFunctionMode):
         return args, kwargs
 
     def _tag_inputs(self, args: tuple, kwargs: dict) -> None:
+        refuse_scripts(self.module)
         for submodule in self.module.modules() if isinstance(self.module, nn.Module) else ():
-            if isinstance(submodule, torch.jit.ScriptModule):
-                name = type(submodule).__name__
-                raise ConfigError(f"{name}: TorchScript runs unseen by the tape; give the module as Python code")
             # also tensors that a module holds without registering them
             for tensor in tensors_in(vars(submodule)):
                 self.set_tag(tensor, Tag(Kind.WEIGHT))
@@ -321,6 +327,8 @@ class Recorder(TorchFunctionMode):
         in_place = changes or bool(kwargs.get("inplace"))
         self.num_calls += 1
         call = self.call = Call(self.num_calls, full_name, self.where)
+        if any(torch._C._functorch.is_batchedtensor(x) for x in given):
+            raise ConfigError(f"{call}: runs within torch.func.vmap, unseen by the tape; give it all sequences at once")
         self._check_views(call, given)
         tags = [self.tag(x) for x in given]
         read = args

@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from rankbench.config.keys import ConfigError
 from rankbench.tape.recording import Product, Seen
+from rankbench.tape.replay import Call
 from rankbench.tape.rules.attention import Move, weighted_values
 from rankbench.tape.rules.linear import as_map, through
 from rankbench.tape.rules.registry import RULES, rule, unchanged
@@ -22,11 +24,13 @@ from rankbench.tape.tags import Kind, Level, Origin, Role, Scores, Tag, Verdict,
 
 
 class Moves(NamedTuple):
-    """How to bring weights to (*batch, N, M), values to (*batch, M, K), and (*batch, N, K) to the result."""
+    """How to bring weights to (*batch, N, M), values to (*batch, M, K), and (*batch, N, K) to the result. is_unclear:
+    whether the axis of queries was chosen among several of one size."""
 
     to_weights: Move
     to_values: Move
     back: Move
+    is_unclear: bool = False
 
 
 class Ways(NamedTuple):
@@ -90,9 +94,12 @@ def _after(way: Moves | None, of_weights: Move, of_values: Move, shape: torch.Si
     """The layout, after a move of each factor, and with the result in this shape."""
     if way is None:
         return None
-    to_weights, to_values, back = way
+    to_weights, to_values, back, is_unclear = way
     return Moves(
-        lambda x: to_weights(of_weights(x)), lambda x: to_values(of_values(x)), lambda x: back(x).reshape(shape)
+        lambda x: to_weights(of_weights(x)),
+        lambda x: to_values(of_values(x)),
+        lambda x: back(x).reshape(shape),
+        is_unclear,
     )
 
 
@@ -231,7 +238,8 @@ def _layout(weights: str, values: str, out: str, order: str, sizes: Mapping[str,
     features = [x for x in values if x not in weights and x in out]
     if not queries or not len(keys) == len(features) == 1:
         return None
-    alike = [x for x in queries if sizes[x] == sizes[keys[0]]]
+    tokens = features[0] if order == out else keys[0]  # of the scores, the axis of keys is their last
+    alike = [x for x in queries if sizes[x] == sizes[tokens]]
     query = alike[0] if len(alike) == 1 else queries[-1]
     groups = [x for x in queries if x != query]
     if not (len(batch) + len(groups) + 2 == len(weights) == len(out) and len(batch) + 2 == len(values)):
@@ -246,6 +254,7 @@ def _layout(weights: str, values: str, out: str, order: str, sizes: Mapping[str,
         _permuted(weights, [*batch, *groups, query, *keys]),
         shared if groups else to_values,
         _permuted([*batch, *groups, query, *features], out),
+        len(alike) > 1,
     )
 
 
@@ -258,6 +267,8 @@ def _product(seen: Seen, a: Tensor, b: Tensor, multiply: Callable, ways: Ways = 
     """A product of two tensors that sums over an axis: a linear map, or a product of two activations."""
     tags = [seen.tag(a), seen.tag(b)]
     if all(tag.kind == Kind.ACTIVATION for tag in tags):
+        if a.is_complex() or b.is_complex():
+            return None
         return _activations(seen, a, b, ways, lambda: _with_frozen_side(seen, a, b, multiply))
     if tags[0].has_paths:
         tag = through(seen, [a], lambda x: multiply(x, b), reads=[b])
@@ -274,8 +285,11 @@ def _activations(seen: Seen, a: Tensor, b: Tensor, ways: Ways, as_factor: Callab
     sides = tuple(None if way is None else _as_weighted(way, number) for number, way in enumerate(ways[:2]))
     to_scores = None
     if ways.scores is not None:
-        to_queries, to_keys, _ = ways.scores
+        to_queries, to_keys = ways.scores[:2]
         to_scores = lambda a, b: (to_queries(a), to_keys(b).mT)  # noqa: E731
+    read_as = None if by_tags.role == Role.SCORES else ways[by_tags.side]
+    if read_as is not None and read_as.is_unclear:
+        raise unclear_axes(seen.call, (a, b))
     role, side = recorder.verdict(Product(seen, (a, b), sides, by_tags, to_scores))
     if role == Role.FACTOR:
         tag = as_factor()
@@ -298,6 +312,15 @@ def _activations(seen: Seen, a: Tensor, b: Tensor, ways: Ways, as_factor: Callab
     if tags[side].form == "exp" and not have_unit_sums(p):  # exponentials that are not divided by their sum
         of_p = None
     return weighted_values(seen, lambda: p, v, way.to_values, way.back, scores and scores[:2], of_p, reads=[p])
+
+
+def unclear_axes(call: Call, tensors: Sequence[Tensor]) -> ConfigError:
+    """The refusal of a product whose axis of queries may be one of several."""
+    shapes = " and ".join(str(tuple(x.shape)) for x in tensors)
+    return ConfigError(
+        f"{call}: multiplies {shapes}, where heads share keys or values, and nothing shows which axis counts heads and "
+        "which tokens; give another number of tokens, or write it as a product of matrices"
+    )
 
 
 def have_unit_sums(p: Tensor) -> bool:
