@@ -375,7 +375,7 @@ class Touched(Touching):
             if not (call.touched and other.touched) and _are_rearranged(p0, other_p):
                 raise ConfigError(
                     f"{call.call} and {other.call}: multiply the same weights in two arrangements, once with values "
-                    "that no input reaches, as those of relative positions, and nothing shows their heads; leave them out"
+                    "that no input reaches, as relative positions are, and nothing shows their heads; leave them out"
                 )
         beside.append((call, p0, makers))
         return call
