@@ -1,0 +1,244 @@
+"""Attention in unusual company or writing: once misread in silence, now right against every path, or refused.
+
+Shapes: B sequence, N token, M key token, D width, H head, K head width.
+"""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from every_path import NO_PATH, ROUNDING, by_length, every_path
+from networks_of_others import (
+    MLP,
+    Attention,
+    B,
+    D,
+    H,
+    N,
+    Sequence,
+    by_kernel,
+    drawn,
+    heads_of,
+    joined,
+    random,
+    states,
+    written_out,
+)
+from torch import nn
+
+from rankbench.config.keys import ConfigError
+from rankbench.tape import record
+from rankbench.tape.reading import Axes
+
+# --- tokens mixed by something that is no attention, between two layers of attention ---------------------------------
+
+
+class TokenMean(nn.Module):
+    """The mean of the tokens."""
+
+    def forward(self, x):
+        return x.mean(1, keepdim=True)
+
+
+class TokenMap(nn.Module):
+    """A map of the token axis, as in MLP-Mixer; gated: times a sigmoid of the state, as in gMLP."""
+
+    def __init__(self, gated=False):
+        super().__init__()
+        self.tokens, self.gate, self.gated = nn.Linear(N, N), nn.Linear(D, D), gated
+
+    def forward(self, x):
+        y = self.tokens(x.mT).mT
+        return self.gate(x).sigmoid() * y if self.gated else y
+
+
+class WideConvolution(nn.Module):
+    """A convolution of the tokens for each number, whose kernel reaches all of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens = nn.Conv1d(D, D, 2 * N - 1, padding=N - 1, groups=D)
+
+    def forward(self, x):
+        return self.tokens(x.mT).mT
+
+
+class AttentionFree(nn.Module):
+    """A sum of values over the tokens, weighted number by number by a softmax, gated (Zhai et al. 2021)."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(D, D) for _ in range(3))
+
+    def forward(self, x):
+        return self.q(x).sigmoid() * (self.k(x).softmax(1) * self.v(x)).sum(1, keepdim=True)
+
+
+class FeatureMaps(nn.Module):
+    """Linear attention as q (k^T v), which sees all tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v, self.out = (nn.Linear(D, D) for _ in range(4))
+
+    def forward(self, x):
+        q, k, v = (heads_of(part(x)) for part in (self.q, self.k, self.v))
+        return self.out(joined(F.elu(q) @ (F.elu(k).mT @ v)))
+
+
+# --- attention within windows and over fewer tokens ------------------------------------------------------------------
+
+
+class Dilated(Attention):
+    """Attention between every second token."""
+
+    def forward(self, x):
+        apart = x.unflatten(1, (-1, 2)).transpose(1, 2)  # (B, 2, N / 2, D)
+        return super().forward(apart.flatten(0, 1)).unflatten(0, (-1, 2)).transpose(1, 2).flatten(1, 2)
+
+
+class Shifted(Attention):
+    """Attention within windows that are shifted by one token, as in Swin."""
+
+    def forward(self, x):
+        windows = x.roll(-1, 1).unflatten(1, (2, -1))
+        return super().forward(windows.flatten(0, 1)).unflatten(0, (-1, 2)).flatten(1, 2).roll(1, 1)
+
+
+class PooledKeys(Attention):
+    """Attention to tokens that a convolution with a stride has joined in pairs."""
+
+    def __init__(self):
+        super().__init__(by_kernel)
+        self.pool = nn.Conv1d(D, D, 2, stride=2)
+
+    def forward(self, x):
+        return super().forward(x, self.pool(x.mT).mT)
+
+
+class SquaredReLU(Attention):
+    """Weights relu(q k^T / sqrt(K) - 1)^2 / N: some queries see no key."""
+
+    def __init__(self):
+        super().__init__(lambda q, k, v, _: ((F.relu(q @ k.mT / q.shape[-1] ** 0.5 - 1) ** 2).clone() / N) @ v)
+
+
+def between(*mixers):
+    """Layers of attention with something else between them."""
+    parts = [Attention(by_kernel), *(part for mixer in mixers for part in (mixer, Attention(by_kernel)))]
+    return drawn(Sequence(*parts))
+
+
+TWO, THREE = [1, 4, 4], [1, 6, 12, 8]  # layers of two heads
+# module(), numbers of paths by length, tokens, and how `Held` reads it: its weights, and the modules whose results it
+# holds
+DESIGNS = {
+    "mean of the tokens": (lambda: between(TokenMean()), TWO, N, "softmax", ()),
+    "token map": (lambda: between(TokenMap()), TWO, N, "softmax", ()),
+    "gated token map": (lambda: between(TokenMap(gated=True), TokenMap()), THREE, N, "softmax", ()),
+    "wide convolution": (lambda: between(WideConvolution(), MLP()), THREE, N, "softmax", ()),
+    "attention-free": (lambda: between(AttentionFree()), TWO, N, "softmax", ()),
+    "linear attention": (lambda: between(FeatureMaps()), TWO, N, "softmax", ("q",)),
+    "dilated": (lambda: drawn(Sequence(Dilated(by_kernel), Dilated(by_kernel))), TWO, 2 * B, "softmax", ()),
+    "shifted windows": (lambda: drawn(Sequence(Shifted(by_kernel), Shifted(by_kernel))), TWO, 2 * B, "softmax", ()),
+    "pooled keys": (lambda: drawn(Sequence(PooledKeys(), PooledKeys())), TWO, 2 * B, "softmax", ()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DESIGNS)
+def test_paths_and_axes_are_read_behind_mixed_tokens_and_within_windows(name):
+    build, num_paths, tokens, p, maps = DESIGNS[name]
+    module, x = build(), states("states", tokens)
+    held = [getattr(layer, part) for layer in module.modules() if isinstance(layer, FeatureMaps) for part in maps]
+    wanted_KBND, counts = by_length(every_path(module, {"x": x}, p, held))
+    tape = record(module, x=x)
+    sums = tape.sums()
+    assert counts == num_paths == tape.paths().by_length
+    for got_BND, wanted_BND in zip(sums.by_length_KBND, wanted_KBND, strict=True):
+        assert (got_BND - wanted_BND).norm() < ROUNDING * wanted_BND.norm()
+    assert sums.remainder < NO_PATH
+    assert {call.lead.heads for call in tape.reading.calls} == {H}
+    assert tape.reading.outputs[0].axes == Axes(0, (1,))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_weights_of_queries_that_see_no_key_are_weights(seed):
+    module = drawn(Sequence(SquaredReLU(), SquaredReLU()))
+    reading = record(module, x=random(f"sparse {seed}", B, N, D)).reading
+    assert [(call.lead.heads, call.is_sure) for call in reading.calls] == [(H, True)] * 2
+
+
+# --- refused ---------------------------------------------------------------------------------------------------------
+
+
+class MixedInside(Attention):
+    """Attention whose own submodule mixes all tokens first."""
+
+    def __init__(self):
+        super().__init__(written_out)
+        self.mixer = WideConvolution()
+
+    def forward(self, x):
+        return super().forward(self.mixer(x))
+
+
+class SharedKeys(nn.Module):
+    """One head of keys and values for N heads of queries, by einsum."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k = nn.Linear(D, N * 4), nn.Linear(D, 4)
+
+    def forward(self, x):
+        q, k = self.q(x).unflatten(-1, (N, 4)), self.k(x)
+        p = torch.einsum("bnhk,bmk->bnhm", q, k).softmax(-1)
+        return torch.einsum("bnhm,bmk->bnhk", p, k).mean(2)
+
+
+class RelativeValues(Attention):
+    """Values of relative positions beside those of tokens (Shaw et al. 2018)."""
+
+    def __init__(self):
+        super().__init__(by_kernel)
+        self.table = nn.Embedding(2 * N, D // H)
+
+    def forward(self, x):
+        q, k, v = (heads_of(part(x)) for part in (self.q, self.k, self.v))
+        p = (q @ k.mT).softmax(-1)
+        relative_NMK = self.table(torch.arange(N) - torch.arange(N)[:, None] + N)
+        return self.out(joined(p @ v + torch.einsum("bhnm,nmk->bhnk", p, relative_NMK)))
+
+
+class Mapped(Attention):
+    """Attention of one sequence at a time by vmap."""
+
+    def forward(self, x):
+        return torch.func.vmap(lambda x: super(Mapped, self).forward(x[None])[0])(x)
+
+
+class Scripted(nn.Module):
+    """Attention before a part in TorchScript."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention, self.part = Attention(by_kernel), torch.jit.script(nn.ReLU())
+
+    def forward(self, x):
+        return self.part(self.attention(x))
+
+
+REFUSED = {
+    "tokens mixed inside": (lambda: Sequence(Attention(by_kernel), MixedInside()), "has mixed all tokens"),
+    "as many heads as tokens": (SharedKeys, "which axis counts heads and which tokens"),
+    "relative values": (RelativeValues, "same weights in two arrangements"),
+    "vmap": (lambda: Mapped(written_out), "within torch.func.vmap"),
+    "TorchScript": (Scripted, "part: TorchScript"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+def test_what_cannot_be_told_is_refused_in_one_line(name):
+    build, message = REFUSED[name]
+    with pytest.raises(ConfigError, match=message) as refusal:
+        record(drawn(build()), x=states())
+    assert "\n" not in str(refusal.value)
