@@ -60,6 +60,8 @@ SMALL = {
     "stream_collapse": {"tokens": 8, "layers": 20, "width": 64, "samples": 4},
     "power_iteration": {"width": 400, "samples": 1},
     "score_biases": {"tokens": 5},
+    "looped_collapse": {"tokens": 16, "layers": 6, "samples": 4},
+    "looped_end": {"tokens": 4, "layers": 300, "width": 8},
 }
 
 
