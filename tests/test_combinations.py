@@ -33,6 +33,7 @@ TASK_WORDS = {
     "nearest_neighbor": ["task.points=4", "task.dimension=6", *COUNTS],
     "linear_regression": ["task.points=4", "task.dimension=3", *COUNTS, "task.curriculum_every=null"],
     "backcopy": ["task.length=4", *COUNTS, "model.mask=causal"],
+    "retrieval": ["task.points=4", "task.dimension=6", *COUNTS],
 }
 TASK_WORDS["linear_regression"] += ["task.start_dimension=3", "task.start_points=4"]
 TINY = ["model.layers=2", "trainer.steps=1", "trainer.batch_size=4", "trainer.eval_every=1", "replicas=1"]

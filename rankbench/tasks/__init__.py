@@ -10,6 +10,7 @@ from rankbench.tasks.convex_hull import ConvexHull
 from rankbench.tasks.linear_regression import LinearRegression
 from rankbench.tasks.memorization import Memorization
 from rankbench.tasks.nearest_neighbor import NearestNeighbor
+from rankbench.tasks.retrieval import Retrieval
 from rankbench.tasks.sorting import Sorting
 from rankbench.tasks.task import Batch, Corpus, Finite, Task, check_sample
 
@@ -24,6 +25,7 @@ TASKS: dict[str, Any] = {
     "nearest_neighbor": NearestNeighbor,
     "linear_regression": LinearRegression,
     "backcopy": Backcopy,
+    "retrieval": Retrieval,
 }
 
 
