@@ -28,7 +28,7 @@ def test_growth_in_three_limits():
     assert looped.growth(1.0, 9) == pytest.approx(math.comb(18, 9), rel=1e-15)
     assert looped.growth(1e-3, 1000) == pytest.approx(scipy.special.iv(0, 2), rel=2e-3)  # off by 1/layers
     roots = [math.log(looped.growth(layers**-0.5, layers)) / math.sqrt(layers) for layers in (100, 10_000)]
-    assert roots[0] < roots[1] == pytest.approx(2, abs=0.03)  # a power of the layers comes before exp(2 sqrt(L))
+    assert roots[0] < roots[1] == pytest.approx(2, abs=0.06)  # a power of the layers comes before exp(2 sqrt(L))
 
 
 def test_looped_states_are_those_of_equal_layers():

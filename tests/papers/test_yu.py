@@ -8,7 +8,7 @@ from rows import verdict
 
 from rankbench.papers.yu_2025.claims import CLAIMS
 
-ERRORS = {2: {1: 0.4, 2: 0.02, 4: 0.01}, 4: {1: 0.78, 2: 0.46, 3: 0.3, 4: 0.02, 6: 0.01}}
+ERRORS = {2: {1: 0.4, 2: 0.02, 3: 0.015, 4: 0.01}, 4: {1: 0.78, 2: 0.46, 3: 0.3, 4: 0.02, 6: 0.01}}
 
 
 def table(errors=None, **changed):
@@ -31,8 +31,8 @@ def with_four(**by_heads):
 
 MEASURED = {"yu_fewer_heads": math.log10(15), "yu_enough_heads": 0.02}
 REFUTED = {
-    "yu_fewer_heads": [with_four(h3=0.15), with_four(h4=0.04), table({2: {1: 0.1, 2: 0.02, 4: 0.01}})],
-    "yu_enough_heads": [with_four(h4=0.1), table({2: {1: 0.4, 2: 0.2, 4: 0.01}})],
+    "yu_fewer_heads": [with_four(h3=0.15), with_four(h4=0.04), table({2: {1: 0.1, 2: 0.02, 3: 0.015, 4: 0.01}})],
+    "yu_enough_heads": [with_four(h4=0.1), table({2: {1: 0.4, 2: 0.2, 3: 0.015, 4: 0.01}})],
 }
 
 

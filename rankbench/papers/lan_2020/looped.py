@@ -61,7 +61,11 @@ def states(
 
 def growth(scale: float, layers: int) -> float:
     """E|m|^2 after this many layers over that before them."""
-    return sum(math.comb(layers, k) ** 2 * scale ** (2 * k) for k in range(layers + 1))
+    root, total = 1.0, 0.0  # root: C(l, k) a^k, from one to the next, because the binomials alone exceed a float
+    for k in range(layers + 1):
+        total += root * root
+        root *= scale * (layers - k) / (k + 1)
+    return total
 
 
 def predicted_collapse(tokens: int, layers: int, **_: int) -> Predicted:
@@ -124,8 +128,9 @@ def _draw_turning(drawn: Transformer, generator: torch.Generator, degrees: float
     (attention,) = drawn.attentions
     q_DD = torch.linalg.qr(torch.randn(drawn.width, drawn.width, dtype=torch.float64, generator=generator)).Q
     cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
-    real = [REAL, *torch.linspace(-OTHERS, OTHERS, drawn.width - 3).tolist()]
-    w_DD = torch.block_diag(torch.tensor([[cos, -sin], [sin, cos]]), torch.tensor(real).diag()).double()
+    others = torch.linspace(-OTHERS, OTHERS, drawn.width - 3, dtype=torch.float64)
+    pair = torch.tensor([[cos, -sin], [sin, cos]], dtype=torch.float64)
+    w_DD = torch.block_diag(pair, torch.tensor([[REAL]], dtype=torch.float64), others.diag())
     attention.qkv.weight.split(attention.rows)[-1].copy_(q_DD.T)
     attention.out.weight.copy_(q_DD @ w_DD)
 
