@@ -226,7 +226,7 @@ def test_a_model_is_refused_before_or_runs(name):
     causal = {model for model in MODELS if model.startswith("causal")} | {"lstm"}
     wanted = {
         **dict.fromkeys(("char_lm", "backcopy"), causal),
-        "nearest_neighbor": set(MODELS) - {"lstm"},
+        **{task: set(MODELS) - {"lstm"} for task in ("nearest_neighbor", "retrieval")},
         **{task: set(MODELS) - reads_points for task in ("sorting", "memorization")},
     }
     of_coordinates = set(MODELS) - reads_points - {"lstm"}

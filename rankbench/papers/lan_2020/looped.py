@@ -109,7 +109,7 @@ def predicted_end(**_: int) -> Predicted:
 def network_of_end(generator: torch.Generator, tokens: int, layers: int, width: int) -> Measured:
     """The same for networks with random queries and keys, on random tokens."""
     x_1ND = torch.randn(1, tokens, width, dtype=torch.float64, generator=generator)
-    keys = {"width": width, "layers": 1, "heads": HEADS, "temperature": TEMPERATURE, "skip": True}
+    keys: dict = {"width": width, "layers": 1, "heads": HEADS, "temperature": TEMPERATURE, "skip": True}
     keys |= {"norm": "post", "norm_kind": "rmsnorm", "norm_affine": False}
     for setup in (CLAIMED, CONTROL):
         for scale in SCALES:
