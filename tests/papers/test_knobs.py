@@ -43,7 +43,7 @@ def states(share, **more):
     """A residual table of one variant and five seeds: .5 at the embedding, about .5 * share behind layer 2."""
     rows = [
         {"seed": seed, "weights": "initialised", "variant": "full", "layer": layer, "sublayer": sublayer}
-        | {"relative_residual": value, "dtype": "float64", **more}
+        | {"relative_residual": value, "relative_noise_floor": 1e-15, "dtype": "float64", **more}
         for seed in range(5)
         for layer, sublayer, value in (
             (0, "input", 0.5),

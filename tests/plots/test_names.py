@@ -58,6 +58,7 @@ def test_a_sweeps_figure_says_no_key():
 
 def test_an_analysis_figure_says_no_key():
     base = {"seed": 0, "weights": "trained", "dtype": "float64", "sublayer": "input", "head": None, "layer": 0}
+    base["relative_noise_floor"] = 1e-15
     rows = [base | {"variant": f"model.heads={n}", "relative_residual": 1.0, "model.mlp": "false"} for n in (1, 2)]
     figure = draw_residual(pd.DataFrame(rows), None, "model.mlp")
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["1 head", "2 heads"]

@@ -61,7 +61,7 @@ CLAIMS: dict[str, Claim] = {
     "qiu_sink_without_gate": Claim(
         statement="Without a gate there is a sink to lose: one head gives the first token more than twice the weight "
         "that it has before training (ratio; threshold: ours).",
-        source="Guo et al. 2024, Active-dormant attention heads",
+        source=f"{QIU}; the sink is that of Guo et al. 2024, Active-dormant attention heads",
         table="attention",
         measure=_sink,
         claimed=above(2.0),
