@@ -95,8 +95,8 @@ def refuse_scripts(module: Callable) -> None:
     """ConfigError if a module or one of its submodules is TorchScript."""
     for name, submodule in module.named_modules() if isinstance(module, nn.Module) else ():
         if isinstance(submodule, torch.jit.ScriptModule):
-            name = name or type(submodule).__name__
-            raise ConfigError(f"{name}: TorchScript runs unseen by the tape; give the module as Python code")
+            which = name or type(submodule).__name__
+            raise ConfigError(f"{which}: TorchScript runs unseen by the tape; give the module as Python code")
 
 
 class Recorder(TorchFunctionMode):
@@ -152,11 +152,10 @@ class Recorder(TorchFunctionMode):
             self._tag_inputs(args, kwargs)
             with self._named_modules(), without_fast_path(), self:
                 output = self.module(*args, **kwargs)
-        verdicts = self.verdicts or {}
-        for key, verdict in verdicts.items():
+        for key, verdict in (self.verdicts or {}).items():
             place = key.module, key.function
             if verdict.role == Role.ATTENTION and key.time >= (now := self._products[place]):
-                read = sum((other.module, other.function) == place for other in verdicts)
+                read = sum((other.module, other.function) == place for other in self.verdicts or ())
                 raise ConfigError(
                     f"{key.module or 'the module'}: {key.function} multiplied {read} times when the network was read, "
                     f"and {now} times now, {DEPENDS}"
@@ -170,8 +169,7 @@ class Recorder(TorchFunctionMode):
     def _tag_inputs(self, args: tuple, kwargs: dict) -> None:
         refuse_scripts(self.module)
         for submodule in self.module.modules() if isinstance(self.module, nn.Module) else ():
-            # also tensors that a module holds without registering them
-            for tensor in tensors_in(vars(submodule)):
+            for tensor in tensors_in(vars(submodule)):  # also those that it holds without registering them
                 self.set_tag(tensor, Tag(Kind.WEIGHT))
         for tensor in tensors_in([args, kwargs]):
             self.set_tag(tensor, Tag(Kind.ACTIVATION if tensor.is_floating_point() else Kind.CONSTANT))
