@@ -132,7 +132,8 @@ def test_runs_at_budget_smoke(name, tmp_path):
         for analysis in configs[0].analysis:
             table = pd.read_csv(run_folder / f"{analysis}.csv")
             assert len(table)
-            assert [column for column in table if table[column].isna().all()] == []
+            if "task=" not in run_folder.name:  # a job of one task of several may lack what another's has
+                assert [column for column in table if table[column].isna().all()] == []
             figures = [run_folder / f"{analysis}.png", *run_folder.glob(f"{analysis}_[0-9].png")]  # one, or numbered
             assert {path.stat().st_size > 1000 for path in figures if path.exists()} == {True}
 
