@@ -106,6 +106,10 @@ def test_a_preset_runs_the_analyses_that_the_words_name():
     assert set(one_more) == {"residual", "collapse"}
 
 
+# columns of a preset's tables that have no number: errors are those of tasks whose targets are numbers
+EMPTY = {"qiu_gated_sink": {"evaluation", "examples", "error"}}
+
+
 @pytest.mark.smoke
 @pytest.mark.parametrize("name", PRESETS)
 def test_runs_at_budget_smoke(name, tmp_path):
@@ -133,7 +137,7 @@ def test_runs_at_budget_smoke(name, tmp_path):
             table = pd.read_csv(run_folder / f"{analysis}.csv")
             assert len(table)
             if "task=" not in run_folder.name:  # a job of one task of several may lack what another's has
-                assert [column for column in table if table[column].isna().all()] == []
+                assert {column for column in table if table[column].isna().all()} <= EMPTY.get(name, set())
             figures = [run_folder / f"{analysis}.png", *run_folder.glob(f"{analysis}_[0-9].png")]  # one, or numbered
             assert {path.stat().st_size > 1000 for path in figures if path.exists()} == {True}
 
