@@ -107,7 +107,7 @@ def touched_at(new: Tensor, old: Tensor, axis: int) -> list[int]:
     if not new.numel() or new.shape != old.shape:
         return []
     change = (new - old).abs().nan_to_num().movedim(axis, 0).flatten(1).amax(1)
-    return (change > LEAK * change.max()).nonzero()[:, 0].tolist() if change.max() > 0 else []
+    return (change > LEAK * change.max()).nonzero()[:, 0].cpu().tolist() if change.max() > 0 else []
 
 
 def changed_at(new: Tensor, old: Tensor, axis: int) -> list[int]:
