@@ -68,7 +68,7 @@ def last_third_later(lengths: Tensor, order: Tensor, counted: Tensor) -> Tensor:
     """Mean of the lengths of the third of a sequence's counted tokens that is last in `order`, less that of the first
     third; nan with fewer than three such tokens. (B, ...) each; returns (B,)."""
     differences = []
-    for lengths_T, order_T, counted_T in zip(lengths.flatten(1), order.flatten(1), counted.flatten(1), strict=True):
+    for lengths_T, order_T, counted_T in zip(*(x.reshape(len(x), -1) for x in (lengths, order, counted)), strict=True):
         in_order_T = lengths_T[counted_T][order_T[counted_T].argsort(stable=True)].double()
         third = len(in_order_T) // 3
         differences.append(in_order_T[len(in_order_T) - third :].mean() - in_order_T[:third].mean())

@@ -68,5 +68,7 @@ def test_the_last_third_against_the_first_of_the_counted_tokens():
     assert last_third_later(lengths, order, counted).tolist() == [-4.0, 0.0]
     counted[1, 2] = False
     assert last_third_later(lengths, order, counted)[1].isnan()
+    alone = (x[:, 0] for x in (lengths, order, counted))  # a sequence of one token, without an axis for it
+    assert last_third_later(*alone).isnan().all()
     in_images = (x.view(2, 1, 7) for x in (lengths, order, counted))  # however the tokens lie
     assert last_third_later(*in_images)[0] == -4.0
