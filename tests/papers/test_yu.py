@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from rows import verdict
 
-from rankbench.papers.yu_2025.claims import CLAIMS
+from rankbench.papers.yu_2025 import CLAIMS
 
 ERRORS = {2: {1: 0.4, 2: 0.02, 3: 0.015, 4: 0.01}, 4: {1: 0.78, 2: 0.46, 3: 0.3, 4: 0.02, 6: 0.01}}
 
