@@ -120,17 +120,16 @@ def write_pages(
     }
     write_table(table_of(statements), folder / "statements.csv")
     about = pd.DataFrame([{**board, "paper": home.get(board["preset"])} for board in boards])
-    write_table(
-        about.drop(columns="folder", errors="ignore"), folder / "presets.csv"
-    )  # the folder is of no use elsewhere
+    about = about.drop(columns="folder", errors="ignore")  # of no use elsewhere
+    write_table(about, folder / "presets.csv")
     kept = {board["preset"] for board in boards if board["note"] != NOT_RUN} - runs.keys()
     for old in (folder / "presets").glob("*"):
-        if old.name not in kept:
-            if old.name in runs:
-                keep_laptop(old, runs[old.name].budget)
-            _remove_old(old, spared=(SECOND, LAPTOP) if old.name in runs else ())
-    for preset, run in runs.items():
-        _copy(run, folder / "presets" / preset)
+        if old.name not in kept | runs.keys():
+            _remove_old(old, spared=())
+    for preset, run in runs.items():  # what is new is written first, so that an interrupted call loses nothing
+        keep_laptop(folder / "presets" / preset, run.budget)
+        written = _copy(run, folder / "presets" / preset)
+        _remove_old(folder / "presets" / preset, spared=(SECOND, LAPTOP, *written))
     for preset, run in second.items():
         (folder / "presets" / preset).mkdir(parents=True, exist_ok=True)
         write_table(pd.DataFrame(run.verdicts or {"claim": []}), folder / "presets" / preset / SECOND)
@@ -246,15 +245,19 @@ def _remove_old(folder: Path, spared: Collection[str]) -> None:
         folder.rmdir()
 
 
-def _copy(run: PresetRun, folder: Path) -> None:
-    """Copy a preset's figures and small tables, so that its numbers can be checked without the run."""
+def _copy(run: PresetRun, folder: Path) -> list[str]:
+    """Copy a preset's figures and small tables, by which its numbers can be checked; returns their names."""
     folder.mkdir(parents=True, exist_ok=True)
+    names = ["verdicts.csv"]
     write_table(pd.DataFrame(run.verdicts or {"claim": []}), folder / "verdicts.csv")
     if (run.folder / "summary.csv").exists():
         write_text(folder / "summary.csv", read_text(run.folder / "summary.csv"))
+        names.append("summary.csv")
     for path in run.figures():
         with replacing(folder / path.name) as part:
             part.write_bytes(png_within(path, LARGEST))
+        names.append(path.name)
+    return names
 
 
 def _note(folder: Path, name: str) -> list[str]:

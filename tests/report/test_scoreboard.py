@@ -21,6 +21,7 @@ from rankbench.config.keys import ConfigError
 from rankbench.config.presets import presets
 from rankbench.judging import CLAIMS, beside_second, of_today
 from rankbench.plots.pictures import png_within
+from rankbench.report import results
 from rankbench.report.page import records
 from rankbench.report.preset_runs import across_presets
 from rankbench.report.results import index_of, known_second
@@ -237,6 +238,26 @@ def test_a_second_run_on_other_seeds_stands_beside_the_first(outputs, tmp_path, 
         assert text in page if text else "- With other seeds" not in page
         assert disagreements(tmp_path / "docs") == []
         shutil.rmtree(again, ignore_errors=True)
+
+
+def test_an_interrupted_call_leaves_the_pages_files(outputs, tmp_path, monkeypatch):
+    runs = [run_of(outputs, "one"), run_of(outputs, "two", preset="dong_fig4_sorting")]
+    (runs[0] / "old.png").write_bytes(PIXEL)
+    pages = tmp_path / "docs"
+    scoreboard("all", tmp_path, pages=pages, outputs=outputs)
+    before = {path.relative_to(pages) for path in pages.rglob("*") if path.is_file()}
+    (runs[0] / "old.png").unlink()
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(results, "png_within", interrupted)
+        scoreboard("all", tmp_path, pages=pages, outputs=outputs)
+    assert {path.relative_to(pages) for path in pages.rglob("*") if path.is_file()} == before
+    scoreboard("all", tmp_path, pages=pages, outputs=outputs)
+    after = {path.relative_to(pages) for path in pages.rglob("*") if path.is_file()}
+    assert before - after == {Path("presets", "demo", "old.png")} and after < before
+
+
+def interrupted(*_):
+    raise KeyboardInterrupt
 
 
 def test_a_second_run_does_not_replace_the_first_that_the_pages_know(outputs, tmp_path):
