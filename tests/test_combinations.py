@@ -183,6 +183,7 @@ VALUES |= {"mix_attention=0.5 mix_identity=0.3 mix_uniform=0.2", "skip=false", "
 VALUES |= {"mlp=false", "mlp_ratio=2", "mlp_skip=false", "norm_affine=false", "bias=false", "value_residual=0.5"}
 VALUES |= {
     "embedding_skip=0.3",
+    "shared_layers=true",
     "dropout=0.1",
     "embedding_norm=true",
     "attention_init=0.1",

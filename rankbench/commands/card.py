@@ -12,6 +12,7 @@ or else as they are estimated; tables and figures lie beside it.
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from math import prod
 from typing import cast
 
@@ -89,7 +90,8 @@ def estimate(preset: str, budget: str) -> float:
 
 def _seconds_of_job(cfg: TrainConfig) -> float:
     task = build_task(cfg.task)
-    weights = sum(parameter.numel() for parameter in skeleton(cfg.model, task).parameters() if parameter.ndim > 1)
+    applied = skeleton(replace(cfg.model, shared_layers=False), task)  # a shared matrix is applied in every layer
+    weights = sum(parameter.numel() for parameter in applied.parameters() if parameter.ndim > 1)
     tokens = task.length // 2 if isinstance(task, Corpus) else task.length  # a text's length on average
     operations = 6 * prod((cfg.replicas, cfg.trainer.batch_size, tokens, weights))
     return num_steps(cfg, task) * max(LAYER * cfg.model.layers, operations / RATES[cfg.precision])

@@ -61,6 +61,9 @@ def _check_model(model: ModelConfig) -> None:
         _refuse(
             model, "norm_scale", "model.norm=none has no norm to scale; set model.norm=pre, or model.norm_scale=none"
         )
+    for name, is_used in (("value_residual", model.value_residual != 0), ("norm_scale", model.norm_scale != "none")):
+        if is_used and model.shared_layers:
+            _refuse(model, name, "makes layers differ, which model.shared_layers=true does not allow; set it to false")
     if model.weight_norm == "sigma":
         zero = {"values": model.values == "zero", "init_gain": not model.init_gain}
         zero |= {"mlp_gain": model.mlp and not model.mlp_gain}

@@ -19,6 +19,9 @@ class ModelSize:
     name: str = key("Name of this variant in tables and figures.", default="transformer")
     kind: str = key("Architecture. lstm: `layers` layers of `width` cells.", default="transformer", choices=KINDS)
     layers: int = key("Number of layers.", default=6, between=(1, 1024))
+    shared_layers: bool = key(
+        "Whether all layers are a single one, used again and again with the same weights, as in ALBERT.", default=False
+    )
     heads: int = key("Number of attention heads in each layer.", default=2, between=SIZE)
     width: int = key("Width of a token's state.", default=48, between=SIZE)
     head_width: int | None = key("Width of a head's queries and keys. null: width / heads.", default=None, between=SIZE)

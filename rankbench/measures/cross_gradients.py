@@ -88,6 +88,11 @@ def head_parameters(model: Transformer) -> list[dict[str, tuple]]:
             "analysis=independence: needs heads with parameters of their own, but with "
             f"model.weight_norm={model.cfg.weight_norm} the heads of a layer share a scale; use none"
         )
+    if model.cfg.shared_layers:
+        raise ConfigError(
+            "analysis=independence: needs heads with parameters of their own, but with model.shared_layers=true those "
+            "of all layers are the same; use false"
+        )
     parts = []
     for layer, attention in enumerate(model.attentions):
         inner, width = attention.heads * attention.head_width, attention.head_width

@@ -64,7 +64,10 @@ def doubly_stochastic(matrix_SS: Tensor) -> Tensor:
 
 
 class Block(nn.Module):
-    """Parameters of one layer, by its number from 0: attention, then an MLP, each with its own norms and streams."""
+    """Parameters of one layer, by its number from 0: attention, then an MLP, each with its own norms and streams.
+
+    With model.shared_layers they are those of every layer, and the number is 0.
+    """
 
     def __init__(self, cfg: ModelConfig, number: int) -> None:
         super().__init__()
@@ -92,7 +95,7 @@ def embedding(num: int, width: int) -> nn.Embedding:
 
 
 class Transformer(Padded, Network, nn.Module):
-    """Read-in, L blocks, (pre-norm and peri-norm only) a last norm, read-out.
+    """Read-in, L blocks or one block L times, (pre-norm and peri-norm only) a last norm, read-out.
 
     num_inputs: the alphabet's size for tokens, the dimension for coordinates. num_outputs: classes per token, or
     dimensions for regression. length: the longest sequence (rows of a learned position table). padded: whether tokens
@@ -116,7 +119,7 @@ class Transformer(Padded, Network, nn.Module):
         position_width = {"learned": cfg.width, "concatenated": cfg.width - num_inputs}.get(cfg.positions)
         self.position = None if position_width is None else embedding(length, position_width)
         self.embedding_norm = Norm(cfg, cfg.norm_affine) if cfg.embedding_norm else None
-        self.blocks = nn.ModuleList(Block(cfg, number) for number in range(cfg.layers))
+        self.blocks = nn.ModuleList(Block(cfg, number) for number in range(1 if cfg.shared_layers else cfg.layers))
         for block in self.blocks[1:] if cfg.value_residual else ():
             block.attention.first = self.blocks[0].attention, cfg.value_residual
         self.last_norm = Norm(cfg, cfg.norm_affine) if cfg.norm in ("pre", "peri") else None
@@ -186,7 +189,7 @@ class Transformer(Padded, Network, nn.Module):
                 *(layer, part, getattr(block, f"{made.kind}_norm"), cfg.norm, skip, cfg.branch_scale),
                 *(getattr(block, f"{made.kind}_branch_norm"), self._streams(block, made.kind, skip)),
             )
-            for layer, block in enumerate(self.blocks, 1)
+            for layer, block in enumerate(self.blocks_in_order, 1)
             for made, skip in skips.items()
             if (part := getattr(block, made.kind)) is not None
         )
@@ -195,7 +198,12 @@ class Transformer(Padded, Network, nn.Module):
 
     @property
     def attentions(self) -> list[Attention]:
-        return [block.attention for block in self.blocks]
+        return [block.attention for block in self.blocks_in_order]
+
+    @property
+    def blocks_in_order(self) -> list[Block]:
+        """The block of each layer; with model.shared_layers the only one, once for each layer."""
+        return [*self.blocks] * (self.cfg.layers // len(self.blocks))
 
     def _streams(self, block: Block, kind: str, skip: float) -> Streams | None:
         if (learned := getattr(block, f"{kind}_streams")) is not None:

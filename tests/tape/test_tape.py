@@ -96,6 +96,7 @@ VARIANTS = [
     {"attention": "contractive_l2", "tied_qk": True, "contraction": 1.0},
     {"attention": "cosine"},
     {"mix_identity": 0.3, "mix_uniform": 0.2},
+    {"shared_layers": True},
     {"kv_groups": 1},
     {"latent_width": 3},
     {"weight_norm": "sigma"},

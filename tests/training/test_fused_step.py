@@ -71,6 +71,7 @@ TOGGLES = {
     "absent tokens": MEMORIZATION,
     "absent tokens and a window": [*MEMORIZATION, "model.mask=window", "model.window=1", "model.positions=none"],
     "fresh sequences": ["task.train_size=null"],
+    "shared layers": ["model.shared_layers=true"],
 }
 # Of float32: the gradients of a few hundred tokens are sums of numbers rounded to 6e-8.
 TOLERANCES = {"fp32": 1e-6, "fp64": 1e-12}
@@ -206,7 +207,9 @@ def test_seeds_leave_and_the_others_go_on_as_if_alone(tmp_path, always):
         assert torch.equal(together.weights()[name][seed], weight[0])
 
 
-@pytest.mark.parametrize("words", [[], ["optimizer=sgd", "model.dropout=0.2"]], ids=str)
+@pytest.mark.parametrize(
+    "words", [[], ["optimizer=sgd", "model.dropout=0.2"], ["model.shared_layers=true", "model.layers=3"]], ids=str
+)
 def test_a_run_in_parts_is_the_uninterrupted_run(words, tmp_path, always, monkeypatch):
     whole = trained(tmp_path / "whole", *words)
     trained(tmp_path / "parts", *words, "trainer.steps=7")
@@ -274,6 +277,7 @@ LONG = ["trainer.steps=600"]
     ("words", "step", "reason"),
     [
         (LONG, "fused", None),
+        ([*LONG, "model.shared_layers=true"], "fused", None),
         ([*LONG, "trainer.compile=false"], "plain", None),
         ([*LONG, "trainer.compile=true"], "torch.compile", None),
         (["trainer.steps=599"], "plain", "599 steps do not repay its compiling, 600 do"),

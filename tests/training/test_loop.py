@@ -34,6 +34,7 @@ import rankbench.runs.checkpoints
 import rankbench.training.loop
 import rankbench.training.seeds_side_by_side
 from rankbench.analysing.runner import analyze_trained
+from rankbench.analysing.subjects import subjects_of_run
 from rankbench.commands.compose import compose
 from rankbench.config.keys import ConfigError
 from rankbench.model import build_model, initial_model, skeleton
@@ -180,6 +181,7 @@ VARIANTS = [
     ["optimizer=adamw", "trainer.clip=0.5", "model=transformer_pre_norm", "model.layers=2"],
     ["optimizer=sgd", "trainer.clip=0.05", "model=san", "model.layers=2"],
     ["optimizer=sgd", "model.dropout=0.2", "optimizer.weight_decay=0.1", "optimizer.momentum=0"],
+    ["optimizer=adam", "model.dropout=0.2", "model.shared_layers=true", "model.layers=3"],
 ]
 
 
@@ -477,6 +479,28 @@ def test_muon_with_a_cap_side_by_side_alone_and_interrupted(tmp_path, monkeypatc
             train(config(*words, "replicas=2"), run)
     train(config(*words, "replicas=2"), run)
     assert_same_run(run, together)
+
+
+def test_shared_layers_are_saved_once_and_go_on(tmp_path, monkeypatch):
+    """A run that is stopped and continued, and the network that analyses load, have the weights of one layer."""
+    words = ["model.shared_layers=true", "model.layers=3", "replicas=2"]
+    reference = trained(tmp_path / "reference", *words)
+    run = Run(tmp_path / "run")
+    with monkeypatch.context() as patch:
+        stop_at(patch, 9)
+        with pytest.raises(Interrupted):
+            train(config(*words), run)
+    train(config(*words), run)
+    assert_same_run(run, reference)
+    one_layer = trained(tmp_path / "one", "model.layers=1", "trainer.steps=1")
+    assert {name: w[0].shape for name, w in run.weights().items()} == {
+        name: w[0].shape for name, w in one_layer.weights().items()
+    }
+    last = rows_of(run, split="test", seed=1)[-1]
+    subject = subjects_of_run(run, Machine.prepare(compose("analyze")), seeds=[1])[0]
+    assert subject.network.num_layers == 3
+    # trained and tested in float32: a few hundred losses, each rounded to 6e-8 of it
+    assert subject.score(subject.test).mean_loss.item() == pytest.approx(float(last["loss"]), rel=1e-5)
 
 
 def test_a_signal_stops_a_run_and_the_same_call_continues_it(tmp_path, monkeypatch, uninterrupted):
