@@ -297,7 +297,8 @@ ROWS = {
     **_with_interval(
         {
             "mass": "||S_k||_F / ||X||_F, over the sequences whose X is not zero.",
-            "share": "<S_k, X> / ||X||_F^2, which sums to 1, over the same sequences.",
+            "share": "<S_k, X> / ||X||_F^2, which sums to 1, over the same sequences. Where the masses sum to far more "
+            "than 1, lengths cancel: shares are then no parts of a whole, and a mean of lengths by them says nothing.",
             "error_upto": "||X - (S_0 + ... + S_k)||_F / ||X||_F, over the same sequences.",
             "loss_upto": "Loss of S_0 + ... + S_k of the output, whatever X is (nats per scored token); nan without "
             "targets.",

@@ -40,6 +40,7 @@ def table(error=geometric, k99=(8.0, 4.0), lag=2, checkpoint="one", num_lengths=
         "excess_loss_upto": np.where(k < 5, 0.3, -0.002),
         "loss_settled_upto": np.where(k < 5 + lag, 0.85, 0.95),
         "share": share(k),
+        "mass": 3.0 / num_lengths,
     }
     rows = [
         pd.DataFrame(of_lengths).assign(
@@ -155,6 +156,35 @@ def test_a_network_that_has_not_learned_is_not_judged():
     assert outcomes("grid_variance", regression) == ["held"] * 3
 
 
+def shared_and_not(ratio, power=0.5, untrained=()):
+    """The grid with layers of their own, whose masses sum to 3, and with shared ones: masses times a ratio, k99 = depth
+    to this power."""
+    shared = grid(power, untrained).assign(**{"model.shared_layers": "true"})
+    shared["mass"] *= ratio
+    return pd.concat([grid().assign(**{"model.shared_layers": "false"}), shared], ignore_index=True)
+
+
+@pytest.mark.parametrize(("ratio", "wanted"), [(6.0, "held"), (1.01, "held"), (0.5, "failed")])
+def test_shared_layers_against_layers_of_their_own(ratio, wanted):
+    verdicts = judge("grid_shared_cancel", shared_and_not(ratio), ["model.layers", "model.shared_layers"])
+    assert [verdict["where"] for verdict in verdicts] == [f"model.layers={depth}" for depth in (8, 16, 24)]
+    assert {verdict["outcome"] for verdict in verdicts} == {wanted}
+    assert verdicts[0]["measured"] == pytest.approx(math.log(ratio))
+
+
+def test_shared_layers_that_have_not_learned_are_not_compared():
+    rows = shared_and_not(6.0, untrained=(8,))
+    first, *deeper = judge("grid_shared_cancel", rows, ["model.layers", "model.shared_layers"])
+    assert first["outcome"] == "undecided" and {verdict["outcome"] for verdict in deeper} == {"held"}
+    assert first["reason"].startswith("model.shared_layers=true: the network has not learned its task (accuracy 0.3,")
+
+
+def test_depths_are_compared_within_shared_layers_and_within_layers_of_their_own():
+    verdicts = judge("grid_no_fraction", shared_and_not(6.0, power=1.2), ["model.layers", "model.shared_layers"])
+    found = {verdict["where"]: (verdict["outcome"], round(verdict["measured"], 1)) for verdict in verdicts}
+    assert found == {"model.shared_layers=false": ("held", 0.5), "model.shared_layers=true": ("failed", 1.2)}
+
+
 @pytest.mark.parametrize(("later", "wanted"), [(0.1, "held"), (-0.9, "held"), (1.5, "failed"), (-1.5, "failed")])
 def test_hard_tokens_need_as_many_heads(later, wanted):
     assert outcomes("grid_hard_tokens", grid(later=later)) == [wanted] * 5
@@ -172,6 +202,6 @@ def test_the_control_fails(name, outcomes_with_control):
 
 @pytest.mark.parametrize("name", [name for name in CLAIMS if name.startswith("grid")])
 def test_the_control_of_the_grid_fails(name, outcomes_with_control):
-    rows = grid(error=lambda k: 10.0 ** -(k / 2))
-    rows = rows if CLAIMS[name].along else rows[rows["model.layers"] == "8"]
+    rows = shared_and_not(6.0) if name == "grid_shared_cancel" else grid(error=lambda k: 10.0 ** -(k / 2))
+    rows = rows if CLAIMS[name].along == "model.layers" else rows[rows["model.layers"] == "8"]
     assert outcomes_with_control(name, rows) == ({"held"}, {"failed"})

@@ -14,14 +14,14 @@ import numpy as np
 import pandas as pd
 
 from rankbench.judging.claim import LEARNED, Claim, Control, NotMeasurable, above, below, within
-from rankbench.judging.sweeps import rows_by_value, with_exchanged
+from rankbench.judging.sweeps import between, rows_by_value, with_exchanged
 
 SOURCE = "rankbench, experiment=atlas"
 KINDS = ("states", "logits", "output")
 # A tail exp(-k^2 / s), of whatever width s, has a second factor of ten that costs 1.30 times less than the first.
 TAIL = math.log(1.25)
 MOST_TOKENS = 0.9
-LAYERS = "model.layers"
+LAYERS, SHARED = "model.layers", "model.shared_layers"
 # A constant fraction of depth grows as its first power; a tenth below it counts as less.
 FRACTION = 0.9
 FEWEST_DEPTHS = 3
@@ -101,6 +101,11 @@ def _variance_over_mean(rows: pd.DataFrame) -> float:
     return math.log(variance / mean)
 
 
+def _log_of_masses(shared: pd.DataFrame, own: pd.DataFrame) -> float:
+    """log of the sum of masses with shared layers over that with layers of their own."""
+    return math.log(_lengths(shared).mass.sum() / _lengths(own).mass.sum())
+
+
 def _is_deep(rows: pd.DataFrame) -> bool:
     return rows.path_length.max() >= SHORTEST_TAIL
 
@@ -110,6 +115,12 @@ def _untrained(rows: pd.DataFrame) -> str:
     reached = _lengths(rows)[["whole_accuracy", "whole_loss"]].mean()
     accuracy, loss = reached.map("{:.3g}".format)
     return "" if _has_learned(rows) else f"the network has not learned its task (accuracy {accuracy}, loss {loss})"
+
+
+def _untrained_by_sharing(rows: pd.DataFrame) -> str:
+    """The same of each value of model.shared_layers: both networks must have learned."""
+    reasons = {value: _untrained(of_value) for value, of_value in rows_by_value(rows, SHARED).items()}
+    return "; ".join(f"{SHARED}={value}: {reason}" for value, reason in reasons.items() if reason)
 
 
 def _later(column: str, rows: pd.DataFrame) -> float:
@@ -192,6 +203,17 @@ CLAIMS |= {
             "half of the output of length 0 and half of the longest paths",
             share=".5 * (path_length == 0) + .5 * (path_length == path_length.max())",
         ),
+    ),
+    "grid_shared_cancel": Claim(
+        statement="Layers that share their weights make path sums that cancel: from 8 layers on, the masses of all "
+        "lengths in the last states of a trained network sum to more than those of the same network whose layers have "
+        "weights of their own (log of the ratio; above 0, however little).",
+        source="rankbench, experiment=depth_grid",
+        table="spectrum",
+        **between(SHARED, "true", "false", _log_of_masses),
+        claimed=above(0.0),
+        applies=_is_deep,
+        why_untrained=_untrained_by_sharing,
     ),
     "grid_tail": _in_grid(CLAIMS["atlas_tail"], applies=_is_deep),
     "grid_hard_tokens": _in_grid(CLAIMS["atlas_hard_tokens"]),
