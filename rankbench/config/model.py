@@ -50,11 +50,6 @@ class ModelAttention:
     contraction: float | None = key(
         "Lipschitz constant (p = inf) to which contractive_l2 scales l2.", default=None, between=POSITIVE
     )
-    contraction_when: str = key(
-        "When contractive_l2 rescales. above: only where l2's bound exceeds contraction.",
-        default="always",
-        choices=("always", "above"),
-    )
     contraction_keys: int | None = key(
         "Number of keys that the bound assumes. null: the sequence's length; language models need a number.",
         default=None,

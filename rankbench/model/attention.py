@@ -238,7 +238,7 @@ class Attention(Heads):
 
     dot:             P_h (x W_V,h + b_V,h)
     l2:              P_h (x A_h W_V,h + b_V,h),  A_h = W_Q,h W_Q,h^T / sqrt(K); Kim et al. 2021, app. F: free keys too
-    contractive_l2:  l2 times c / bound, or times min(1, c / bound); bound is `bound_inf`, c is model.contraction
+    contractive_l2:  l2 times c / bound; bound is `bound_inf`, c is model.contraction
     cosine:          P_h times the values, each divided by its length sqrt(||v||^2 + epsilon) (Qi et al. 2023)
 
     Biases of queries, keys and values are constants that the papers leave out. No Lipschitz constant here depends on
@@ -257,7 +257,6 @@ class Attention(Heads):
         self.mix = {part: share / max(copies, 1.0) for part, share in mix.items()}
         self.score_name, self.is_l2 = cfg.attention, cfg.attention in ("l2", "contractive_l2")
         self.contraction, self.contraction_keys = cfg.contraction, cfg.contraction_keys
-        self.contracts_always = cfg.contraction_when == "always"
         inner, keys_and_values = self.heads * self.head_width, [self.groups * self.head_width] * (not self.tied_qk)
         keys_and_values += [self.groups * self.value_width]
         # one matrix for queries, keys (unless tied) and values: one large product instead of three small ones
@@ -345,7 +344,7 @@ class Attention(Heads):
             by_num_keys = inverse_phis(most, v_BHMK.dtype, v_BHMK.device)
             inverse_B1 = by_num_keys[present_BN.sum(-1, keepdim=True).clamp(1, most) - 1]
         bound_B1 = self.bound_inf(inverse_B1)
-        return self.contraction / (bound_B1 if self.contracts_always else bound_B1.clamp(min=self.contraction))
+        return self.contraction / bound_B1
 
     def maps_as_applied(self) -> HeadMaps:
         """The heads as the separate maps that are applied to the tokens: for l2, W_V is A_h W_V; with `first`, W_V

@@ -278,6 +278,9 @@ class Run:
         trainer = plain.get("trainer")
         if isinstance(trainer, dict) and "tensorboard" in trainer:  # as it was before trainer.writers
             plain["trainer"] = {"writers": ["tensorboard"] if trainer.pop("tensorboard") else []} | trainer
+        model = plain.get("model")
+        if isinstance(model, dict) and model.get("contraction_when") == "always":  # the only way there is now
+            del model["contraction_when"]
         required = (field.name for field in dataclasses.fields(TrainConfig) if field.name not in LATER_KEYS)
         if (missing := next((name for name in required if name not in plain), None)) is not None:
             raise ConfigError(f"{path}: not a run's config: it has no {missing}; put back the file that was there")

@@ -49,7 +49,7 @@ VARIANTS = [
     {"attention": "l2", "kv_groups": 1},
     {"attention": "l2", "latent_width": 3},
     CONTRACTIVE,
-    {**CONTRACTIVE, "contraction": 40.0, "contraction_when": "above"},
+    {**CONTRACTIVE, "contraction": 40.0},
     {**CONTRACTIVE, "contraction_keys": 300},
     {"attention": "cosine"},
     {"attention": "cosine", "tied_qk": True, "value_width": 5},
@@ -140,7 +140,7 @@ def bound_by_hand(attention, cfg, num_keys):
 def gain_by_hand(attention, cfg, length):
     keys = min(length, 2 * cfg.window + 1) if cfg.mask == "window" else length
     bound = bound_by_hand(attention, cfg, cfg.contraction_keys or keys)
-    return cfg.contraction / (bound if cfg.contraction_when == "always" else max(bound, cfg.contraction))
+    return cfg.contraction / bound
 
 
 def head_by_hand(attention, cfg, x, head, length):
@@ -382,10 +382,8 @@ def test_no_jacobian_is_above_the_bound(network, seed, mask, mixed, size, num_to
     keys = min(num_tokens, 3) if mask["mask"] == "window" else num_tokens
     plain = network(seed, **TIED, **mask, **mixed, bias=bias).attentions[0]
     assert largest_row_sum(plain, x_ND) <= plain.bound_inf(inverse_phi(keys)).item() * (1 + 1e-12)
-    for when in ("always", "above"):
-        keys = {**CONTRACTIVE, "contraction_when": when}
-        contractive = network(seed, **keys, **mask, **mixed, bias=bias).attentions[0]
-        assert largest_row_sum(contractive, x_ND) <= 0.7 * (1 + 1e-12)
+    contractive = network(seed, **CONTRACTIVE, **mask, **mixed, bias=bias).attentions[0]
+    assert largest_row_sum(contractive, x_ND) <= 0.7 * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("num_tokens", [3, 9, 101])
@@ -408,23 +406,17 @@ def test_the_bound_is_near_the_exact_constant_of_one_dimension(network, num_toke
     assert exact < bound < 2 * exact
 
 
-def test_contraction_only_where_the_bound_is_above_it(layer):
+def test_contraction_is_to_the_constant_from_below_as_from_above(layer):
     x_BND = normal(1, 2, 4, 6)
     plain = layer(2, **TIED, bias=False)
     y_BND, bound = plain(x_BND), plain.bound_inf(inverse_phi(4))
-    for c, when, factor in (
-        (0.5, "always", 0.5 / bound),
-        (2 * bound.item(), "always", 2.0),
-        (0.5, "above", 0.5 / bound),
-        (2 * bound.item(), "above", 1.0),
-    ):
-        keys = {**TIED, "attention": "contractive_l2", "contraction": c, "contraction_when": when}
+    for c, factor in ((0.5, 0.5 / bound), (2 * bound.item(), 2.0)):
+        keys = {**TIED, "attention": "contractive_l2", "contraction": c}
         torch.testing.assert_close(layer(2, **keys, bias=False)(x_BND), factor * y_BND, **EXACT)
 
 
-@pytest.mark.parametrize("when", ["always", "above"])
-def test_gradients_reach_through_the_bound(layer, when):
-    attention, x_BND = layer(4, **{**CONTRACTIVE, "contraction_when": when}), normal(1, 1, 3, 6)
+def test_gradients_reach_through_the_bound(layer):
+    attention, x_BND = layer(4, **CONTRACTIVE), normal(1, 1, 3, 6)
     names = [name for name, _ in attention.named_parameters()]
 
     def output(*values):
@@ -681,7 +673,6 @@ def test_residual_coordinates_refuse_the_others_in_one_line(network, changes):
         ("model.weight_norm=sigma model.values=zero", "model.values=zero: model.weight_norm=sigma divides"),
         ("model.weight_norm=sigma model.init_gain=0", "model.init_gain=0.0: model.weight_norm=sigma divides"),
         ("model.weight_norm=sigma model.mlp_gain=0", "model.mlp_gain=0.0: model.weight_norm=sigma divides"),
-        ("model=contractive_l2 model.contraction_when=never", "model.contraction_when=never: unknown"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line(words, line):

@@ -431,6 +431,23 @@ def test_a_run_of_before_a_key_was_there_has_what_was_there_before(tmp_path):
 # --- tables ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("when", ["always", "above"])
+def test_a_run_of_when_contraction_had_two_ways_is_read_if_it_has_the_one_that_is_left(tmp_path, when):
+    cfg = config("model=contractive_l2")
+    run = Run(tmp_path / "run")
+    run.begin(cfg, {})
+    path = run.folder / "config.yaml"
+    plain = yaml.safe_load(path.read_text())
+    plain["model"]["contraction_when"] = when
+    path.write_text(yaml.safe_dump(plain))
+    if when == "always":
+        assert run.config == cfg
+        return
+    with pytest.raises(ConfigError) as error:
+        _ = run.config
+    one_line(error, path, "model.contraction_when")
+
+
 def test_a_table_comes_back_and_knows_its_name(run):
     written = pd.DataFrame({"run": "run", "seed": [0, 1], "accuracy": [0.5, 1 / 3]})
     write_table(written, run.folder / "paths.csv")
