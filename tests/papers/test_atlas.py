@@ -9,6 +9,7 @@ import pytest
 import scipy
 
 from rankbench.judging import judge
+from rankbench.judging.claim import NOTHING
 from rankbench.papers.own.atlas import CLAIMS
 
 LENGTHS = 21
@@ -104,15 +105,26 @@ def test_trained_weights_need_longer_paths_or_not(k99, wanted):
     assert outcome("atlas_training_lengthens", networks(k99=k99))[0] == wanted
 
 
-def grid(power=0.5, untrained=(), **words):
-    """Networks of five depths, three seeds each, with k99 = depth^power; `untrained` depths have learned nothing."""
+def layers(depth, growth):
+    """Rows of each layer of a network, with k99 = 2 layer^growth of trained weights and 1 of fresh ones."""
+    layer = np.arange(1, depth + 1)
+    rows = pd.DataFrame({"part": "layer", "of": "layer", "layer": layer})
+    weights = (("trained", 2.0 * layer**growth), ("initialised", 1.0))
+    return pd.concat([rows.assign(weights=name, k99=k99) for name, k99 in weights], ignore_index=True)
+
+
+def grid(power=0.5, untrained=(), norm="post", growth=None, **words):
+    """Networks of five depths, three seeds each, with k99 = depth^power; `untrained` depths have learned nothing.
+    growth: of k99 with the layer, within one network; None: without rows of layers."""
     parts = []
     for depth, seed in itertools.product((2, 4, 8, 16, 24), range(3)):
         rows = table(k99=((1 + 0.01 * seed) * depth**power, 1.0), num_lengths=depth + 1, **words)
+        if growth is not None:
+            rows = pd.concat([rows, layers(depth, growth + 0.01 * seed)], ignore_index=True)
         accuracy = 0.3 if depth in untrained else 0.99
         # the same error and shares at every depth, as far as its lengths go
         parts.append(
-            rows.assign(seed=seed, whole_accuracy=accuracy, **{"model.layers": str(depth)})
+            rows.assign(seed=seed, whole_accuracy=accuracy, **{"model.layers": str(depth), "model.norm": norm})
         )  # as tables have it
     return pd.concat(parts, ignore_index=True)
 
@@ -150,6 +162,7 @@ def test_the_variance_of_length_against_its_mean(share, wanted):
 
 def test_a_network_that_has_not_learned_is_not_judged():
     assert outcomes("grid_variance", grid(untrained=(8,))) == ["undecided", "held", "held"]
+    assert outcomes("grid_post_norm_grows", grid(untrained=(8,), growth=0.8)) == ["undecided", "held", "held"]
     regression = grid().assign(whole_accuracy=math.nan)
     assert outcomes("grid_variance", regression) == ["undecided"] * 3
     regression.loc[regression.weights == "initialised", "whole_loss"] = 1.1
@@ -195,6 +208,25 @@ def test_the_tail_of_deep_networks():
     assert outcomes("grid_tail", grid(error=lambda k: 10.0 ** -(k / 2)))[0] == "held"
 
 
+@pytest.mark.parametrize(
+    ("growth", "grows", "saturates"),
+    [(0.8, "held", "failed"), (0.1, "failed", "held"), (0.49, "undecided", "undecided")],
+)
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_the_needed_length_grows_to_the_last_layer_or_saturates(norm, growth, grows, saturates):
+    name, wanted = {"post": ("grid_post_norm_grows", grows), "pre": ("grid_pre_norm_saturates", saturates)}[norm]
+    verdicts = judge(name, grid(norm=norm, growth=growth), "model.layers")
+    assert [verdict["outcome"] for verdict in verdicts] == [wanted] * 3  # from 8 layers on
+    assert [verdict["measured"] for verdict in verdicts] == pytest.approx([growth + 0.01] * 3)  # mean of the seeds
+
+
+@pytest.mark.parametrize("name", ["grid_post_norm_grows", "grid_pre_norm_saturates"])
+def test_growth_with_the_layer_needs_rows_of_layers_and_the_place_of_the_norm(name):
+    for norm, growth in (("post", None), ("pre", None), ("peri", 0.8)):
+        (verdict,) = judge(name, grid(norm=norm, growth=growth), "model.layers")
+        assert verdict["reason"] == NOTHING
+
+
 @pytest.mark.parametrize("name", [name for name in CLAIMS if name.startswith("atlas")])
 def test_the_control_fails(name, outcomes_with_control):
     assert outcomes_with_control(name, networks()) == ({"held"}, {"failed"})
@@ -202,6 +234,8 @@ def test_the_control_fails(name, outcomes_with_control):
 
 @pytest.mark.parametrize("name", [name for name in CLAIMS if name.startswith("grid")])
 def test_the_control_of_the_grid_fails(name, outcomes_with_control):
-    rows = shared_and_not(6.0) if name == "grid_shared_cancel" else grid(error=lambda k: 10.0 ** -(k / 2))
+    norm, growth = ("pre", 0.1) if name == "grid_pre_norm_saturates" else ("post", 0.8)
+    rows = grid(error=lambda k: 10.0 ** -(k / 2), norm=norm, growth=growth)
+    rows = shared_and_not(6.0) if name == "grid_shared_cancel" else rows
     rows = rows if CLAIMS[name].along == "model.layers" else rows[rows["model.layers"] == "8"]
     assert outcomes_with_control(name, rows) == ({"held"}, {"failed"})

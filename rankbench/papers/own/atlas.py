@@ -26,6 +26,8 @@ LAYERS, SHARED = "model.layers", "model.shared_layers"
 FRACTION = 0.9
 FEWEST_DEPTHS = 3
 SHORTEST_TAIL = 8  # layers; fewer have no two factors of ten
+# Halfway between a length that no longer grows with the layer and one that grows in proportion.
+GROWTH = 0.5
 
 
 def _lengths(rows: pd.DataFrame, weights: str = "trained") -> pd.DataFrame:
@@ -108,6 +110,19 @@ def _log_of_masses(shared: pd.DataFrame, own: pd.DataFrame) -> float:
 
 def _is_deep(rows: pd.DataFrame) -> bool:
     return rows.path_length.max() >= SHORTEST_TAIL
+
+
+def _growth_in_second_half(rows: pd.DataFrame) -> float:
+    """p of k99 ~ layer^p between the middle layer and the last, with k99 at least 1."""
+    layers = rows[(rows.part == "layer") & (rows.weights == "trained")].set_index("layer").k99
+    last = int(layers.index.max())
+    middle, end = (max(layers[number], 1.0) for number in (last // 2, last))
+    return math.log(end / middle) / math.log(last / (last // 2))
+
+
+def _has_layers(norm: str, rows: pd.DataFrame) -> bool:
+    """Whether these are the layers of a deep network with norms in this place."""
+    return _is_deep(rows) and set(rows.get("model.norm", ())) == {norm} and bool((rows.part == "layer").any())
 
 
 def _untrained(rows: pd.DataFrame) -> str:
@@ -217,4 +232,26 @@ CLAIMS |= {
     ),
     "grid_tail": _in_grid(CLAIMS["atlas_tail"], applies=_is_deep),
     "grid_hard_tokens": _in_grid(CLAIMS["atlas_hard_tokens"]),
+    "grid_post_norm_grows": Claim(
+        statement="In one post-norm network the needed length grows to the end: from the middle layer to the last, k99 "
+        "of the states grows as the layer to a power above a half (threshold: ours).",
+        source="rankbench, experiment=depth_grid",
+        table="spectrum",
+        measure=_growth_in_second_half,
+        claimed=above(GROWTH),
+        applies=partial(_has_layers, "post"),
+        why_untrained=_untrained,
+        control=Control.beyond("one head needed after every layer", of="part == 'layer'", k99=1.0),
+    ),
+    "grid_pre_norm_saturates": Claim(
+        statement="In one pre-norm network the needed length saturates: from the middle layer to the last, k99 of the "
+        "states grows as the layer to a power below a half (threshold: ours).",
+        source="rankbench, experiment=depth_grid",
+        table="spectrum",
+        measure=_growth_in_second_half,
+        claimed=below(GROWTH),
+        applies=partial(_has_layers, "pre"),
+        why_untrained=_untrained,
+        control=Control.beyond("the longest path needed after every layer", of="part == 'layer'", k99="layer"),
+    ),
 }
