@@ -3,6 +3,7 @@
     tape = record(module, *args, **kwargs)      one ordinary forward pass
     sums = tape.sums()                          all paths by length, with the remainder
     tape.sums(upto="encoder.layer.3")           of the part up to a submodule
+    tape.sums_of_each(["layer.0", "layer.1"])   of several such parts, one at a time, in one replay
     for part in tape.through_heads(): ...       all paths through each head, one attention call at a time
     tap(module, watch, *args, **kwargs)         P, q, k and v of each attention call, without a tape
 

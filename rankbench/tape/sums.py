@@ -18,7 +18,7 @@ then those of rankbench.measures.frozen_network.sums_by_length (with mlp="gate")
 begins in slot 0 where it is added, and moves on with every head that it passes.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -159,6 +159,31 @@ class Tape:
         frozen = [Frozen(node.call, node.frozen) for node in nodes if node.frozen is not None]
         return Sums(by_length_KBND, bias_BND, state, frozen, remainder)
 
+    def sums_of_each(
+        self, places: Sequence[Upto | Callable], value_biases: str = "head", refuse: bool = True
+    ) -> Iterator[tuple[int, Sums]]:
+        """Yield the index of each of these places with its sums, in the order of the module's calls, in one replay.
+        For a tape without `begin`.
+
+        places: each as `upto` or as `output` of `sums`, which has the other arguments. The replay goes on in the memory
+        of the sums, so those of one place are lost when the next are asked for.
+        """
+        sweep, wanted, values = self._sweeps(value_biases)[0], dict[Node, list[int]](), dict[int, Tensor]()
+        for number, place in enumerate(places):
+            target, state = self._found(None, place) if callable(place) else self._found(place, None)
+            if isinstance(target, Node):
+                wanted.setdefault(target, []).append(number)
+                values |= {} if state is None else {target.index: state}
+            else:  # before the first head
+                yield number, Sums(target[None], None, target, [], 0.0)
+        if unknown := {target.index for target in wanted} - set(values):
+            values |= self._values(unknown)
+        behind = {target: nodes_of(target) for target in wanted}
+        every = {node for nodes in behind.values() for node in nodes}
+        for node, _, slots in sweep.steps(sorted(every, key=lambda node: node.index)):
+            for number in wanted.get(node, ()):
+                yield number, self._sums([sweep], [slots], behind[node], values[node.index], refuse)
+
     def sums_behind(
         self, states: str | None, output: Callable | None = None, value_biases: str = "head", refuse: bool = True
     ) -> tuple[Sums | None, Sums]:
@@ -278,6 +303,15 @@ class Tape:
 
     def _target(self, upto: Upto, output: Callable | None) -> tuple[Node | Tensor, Tensor]:
         """What to replay, and its recorded value."""
+        target, state = self._found(upto, output)
+        if state is not None:
+            return target, state
+        if not isinstance(target, Node):
+            return target, target
+        return target, self._values({target.index})[target.index]
+
+    def _found(self, upto: Upto, output: Callable | None) -> tuple[Node | Tensor, Tensor | None]:
+        """What to replay, and its value if the module returned it."""
         if upto is None:
             state = _main_tensor(self.output) if output is None else output(self.output)
             if state not in self._tags:
@@ -286,17 +320,13 @@ class Tape:
         if isinstance(upto, int):
             if not 1 <= upto <= len(self._attention):
                 raise ConfigError(f"upto={upto}: there are attention calls 1 to {len(self._attention)}")
-            target: Node | Tensor = self._attention[upto - 1]
-        else:
-            name, time = upto if isinstance(upto, tuple) else (upto, -1)
-            times = self._results.get(name, [])
-            if not -len(times) <= time < len(times):
-                names = ", ".join(filter(None, self._results))
-                raise ConfigError(f"upto={upto}: no such result; submodules that ran: {names}")
-            target = self._known(*times[time], f"upto={upto}")
-        if not isinstance(target, Node):
-            return target, target
-        return target, self._values({target.index})[target.index]
+            return self._attention[upto - 1], None
+        name, time = upto if isinstance(upto, tuple) else (upto, -1)
+        times = self._results.get(name, [])
+        if not -len(times) <= time < len(times):
+            names = ", ".join(filter(None, self._results))
+            raise ConfigError(f"upto={upto}: no such result; submodules that ran: {names}")
+        return self._known(*times[time], f"upto={upto}"), None
 
     def _known(self, tag: Tag, value: Tensor | None, name: str) -> Node | Tensor:
         if tag.opaque is not None:

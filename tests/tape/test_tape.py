@@ -632,6 +632,37 @@ def test_sums_of_the_part_up_to_a_submodule_or_an_attention_call():
     assert call.remainder < ROUNDING
 
 
+def test_sums_of_several_parts_are_those_of_each_part_alone():
+    """In whatever order they are asked for, and twice if asked twice."""
+    layers = nn.Sequential(*(drawn(StrangersLayer(D, H), seed) for seed in range(3)))
+    tape = record(layers, states())
+    places = ["1", lambda output: output, 2, "0.attention_norm", ("0", 0), "1"]
+    alone = [tape.sums() if callable(place) else tape.sums(upto=place) for place in places]
+    order = []
+    for number, sums in tape.sums_of_each(places):
+        order.append(number)
+        close(sums.by_length_KBND, alone[number].by_length_KBND)
+        assert torch.equal(sums.state_BND, alone[number].state_BND) and sums.frozen == alone[number].frozen
+        assert sums.remainder < ROUNDING
+    assert order == [3, 4, 2, 0, 5, 1]  # of the calls; what no head leads to comes first
+    with pytest.raises(ConfigError, match="upto=head: no such result"):
+        list(tape.sums_of_each(["0", "head"]))
+
+
+def test_sums_of_all_layers_cost_one_replay():
+    """Counted in products of matrices: as many as for the last layer alone."""
+    layers = nn.Sequential(*(drawn(StrangersLayer(D, H), seed) for seed in range(4)))
+    tape = record(layers, states())
+
+    def cost(places):
+        with FlopCounterMode(display=False) as counter:
+            for _ in tape.sums_of_each(places):
+                pass
+        return counter.get_total_flops()
+
+    assert cost([str(index) for index in range(4)]) == cost(["3"]) > 0
+
+
 def test_a_submodule_that_runs_several_times_is_named_with_its_time():
     layer = drawn(StrangersLayer(D, H))
     tape = record(lambda x: layer(layer(x)), states())
