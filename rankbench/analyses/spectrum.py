@@ -10,8 +10,9 @@ Shapes: B sequence, K path length, N token, C classes or output dimensions.
 """
 
 import logging
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,13 +25,15 @@ from rankbench.analyses.analysis import Analysis, Subject
 from rankbench.analyses.columns import SPECIAL_TOKENS, WEIGHTS
 from rankbench.config.keys import ConfigError, key
 from rankbench.measures.module_paths import check_sums, norms, parts_with_floors, recorded, scores
-from rankbench.measures.module_reading import ReadModule
+from rankbench.measures.module_reading import ReadModule, read_module
+from rankbench.measures.module_states import LayerState, layer_states, sums_after_layers
 from rankbench.measures.norms import without_absent
 from rankbench.measures.partial_outputs import beside_whole, first_within, last_third_later, stays_within
+from rankbench.model.layer_states import WithLayerStates
 from rankbench.model.modules import Example
 from rankbench.plots.spectrum import draw_spectrum
 from rankbench.progress import counted
-from rankbench.runs.tables import as_float
+from rankbench.runs.tables import as_float, thinned
 from rankbench.seeds import generator_for
 from rankbench.tape import Sums, Tape
 from rankbench.tasks.task import is_scored
@@ -52,29 +55,32 @@ REMAINDERS_OF_ROUNDING = 10  # an error within this many remainders of the exact
 
 @dataclass(frozen=True)
 class Options:
-    """How many sequences are measured, and where the biases of values count."""
+    """How many sequences are measured, where the biases of values count, and whether each layer's states have a row."""
 
     value_biases: str = key(
         "Biases of values count with their head, at length 1, or as a source, at length 0.", choices=("head", "source")
     )
     sequences: int | None = key("Number of sequences. null: all.", at_least=1)
     resamples: int = key("Number of resamples of the bootstrap over sequences.", at_least=100)
+    each_layer: bool = key("Also the lengths that the states after each layer need, a row for each.")
 
 
 @torch.no_grad()
 def table(subject: Subject, options: Options) -> pd.DataFrame:
-    """A row for each length k, and one for the part of X that depends on no input.
+    """A row for each length k, and for the part of X that depends on no input; with each_layer also for each layer.
 
     S_k sums all paths of k heads to X. Each number is a mean over sequences. X is of the first of these kinds that
-    there is in the figure: states, logits, output.
+    there is in the figure: states, logits, output; of a layer's row it is the state after that layer, before any norm
+    that the next layer applies to it.
     """
     # All calls of a network of sub-layers are known to be followed: sums that miss its output magnify rounding, which
     # their remainder says.
     refuse = not subject.networks
     rows = []
-    for weights, read in subject.reads.items():
+    for weights, read in _reads(subject, options.each_layer).items():
         example = read.example[: options.sequences]
-        by_kind, num_paths = _values(read, example, options.value_biases, refuse)
+        layers = _layers(read, subject.run) if options.each_layer else []
+        by_kind, by_layer, num_paths = _values(read, layers, example, options.value_biases, refuse)
         floors = _shares_below(read, example, options.value_biases, subject.seed)
         below = {
             kind: [*shares, *[1.0] * (len(num_paths) - len(shares))]  # no path has a length behind the last
@@ -113,7 +119,32 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
                     numbers_B = values.numbers[f"constant_{name}"][0][defined_B]
                     row |= _interval(name, numbers_B, options.resamples)
                 rows.append(row | same)
+        for number, values in by_layer.items():
+            defined_B = values.numbers["size"][0] > 0
+            row = {"weights": weights, "of": "layer", "part": "layer", "layer": number + 1}
+            for name in NEEDED:
+                row |= _interval(name, values.numbers[name][0][defined_B], options.resamples)
+            row |= {"remainder": values.remainder, "frozen": "; ".join(values.frozen), "measured": layers[number].name}
+            rows.append(row | {"num_sequences": example.num_sequences, "num_undefined": int((~defined_B).sum())})
     return pd.DataFrame(rows, columns=list(ROWS)).assign(**subject.what_counts)
+
+
+def _reads(subject: Subject, each_layer: bool) -> Mapping[str, ReadModule]:
+    """What was read of each module, by weights; with each_layer, networks of ours also return their layers' states."""
+    if not each_layer or subject.foreign is not None:
+        return subject.reads
+    return {
+        weights: read_module(WithLayerStates(network), subject.example) for weights, network in subject.networks.items()
+    }
+
+
+def _layers(read: ReadModule, name: str) -> list[LayerState]:
+    """The states after the layers; none, which a line says, of a module without layers."""
+    try:
+        return layer_states(read)
+    except ConfigError as error:
+        log.warning("%s: no rows of layers, because no layers were found: %s", name, error)
+        return []
 
 
 class _Values(NamedTuple):
@@ -126,14 +157,34 @@ class _Values(NamedTuple):
     unit: float
 
 
+@dataclass
+class _Chunks:
+    """The same of a few sequences at a time."""
+
+    numbers: dict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
+    remainder: float = 0.0
+    frozen: dict[str, None] = field(default_factory=dict)
+    unit: float = 0.0
+
+    def add(self, numbers: dict[str, Tensor], sums: Sums) -> None:
+        for name, values in numbers.items():
+            self.numbers[name].append(values)
+        self.remainder = max(self.remainder, sums.remainder)
+        self.frozen |= dict.fromkeys(part.kind for part in sums.frozen)
+        self.unit = torch.finfo(sums.state_BND.dtype).eps
+
+    def joined(self) -> _Values:
+        whole = {name: torch.cat(parts, -1).double().cpu() for name, parts in self.numbers.items()}
+        return _Values(whole, self.remainder, self.frozen, self.unit)
+
+
 def _values(
-    read: ReadModule, example: Example, value_biases: str, refuse: bool
-) -> tuple[dict[str, _Values], list[int]]:
-    """The values of each kind of X that the module has, and the number of paths of each length."""
-    parts: dict[str, dict[str, list[Tensor]]] = {}
-    remainders: dict[str, float] = {}
-    frozen: dict[str, dict[str, None]] = {}
-    units: dict[str, float] = {}
+    read: ReadModule, layers: list[LayerState], example: Example, value_biases: str, refuse: bool
+) -> tuple[dict[str, _Values], dict[int, _Values], list[int]]:
+    """The values of each kind of X that the module has, and of each of these layers' states, by its index; and the
+    number of paths of each length."""
+    parts: dict[str, _Chunks] = defaultdict(_Chunks)
+    of_layers: dict[int, _Chunks] = defaultdict(_Chunks)
     num_paths: list[int] = []
     has_constant = read.upto is None
     for chunk, tape in counted(
@@ -148,20 +199,28 @@ def _values(
                 has_constant = False
                 log.info("the part that depends on no input is left out: %s", error)
         for kind, sums in read.kinds(tape, value_biases, refuse):
-            numbers = parts.setdefault(kind, {})
-            for name, values in _numbers(read, kind, sums, chunk, len(num_paths), constants.get(kind)).items():
-                numbers.setdefault(name, []).append(values)
-            units[kind] = torch.finfo(sums.state_BND.dtype).eps
-            remainders[kind] = max(remainders.get(kind, 0.0), sums.remainder)
-            frozen.setdefault(kind, {}).update(dict.fromkeys(part.kind for part in sums.frozen))
-    joined = {}
-    for kind, numbers in parts.items():
-        whole = {name: torch.cat(part, -1).double().cpu() for name, part in numbers.items()}
-        joined[kind] = _Values(whole, remainders[kind], frozen[kind], units[kind])
+            parts[kind].add(_numbers(read, kind, sums, chunk, len(num_paths), constants.get(kind)), sums)
+        if layers:
+            for number, sums in sums_after_layers(tape, layers, value_biases, refuse):
+                of_layers[number].add(_numbers_of_layer(sums, chunk), sums)
+    joined = {kind: chunks.joined() for kind, chunks in parts.items()}
     for of_kind in joined.values():  # whatever X is, the loss is that of the output
         of_kind.numbers.update({name: joined["output"].numbers[name] for name in (*SCORED, *WHOLE, *BESIDE, *LATER)})
         of_kind.numbers[EXCESS] = of_kind.numbers["loss_upto"] - of_kind.numbers["whole_loss"]
-    return joined, num_paths
+    return joined, {number: of_layers[number].joined() for number in sorted(of_layers)}, num_paths
+
+
+def _numbers_of_layer(sums: Sums, chunk: Example) -> dict[str, Tensor]:
+    """The size of the states of each of these sequences and the lengths that they need, (1, B)."""
+    counted_BN = chunk.counted(sums.state_BND.shape[1])
+    S_K, X = without_absent(sums.by_length_KBND, counted_BN), without_absent(sums.state_BND, counted_BN)
+    size_B = norms(X, 0)
+    return {"size": size_B[None], **_lengths_needed(norms(X - S_K.cumsum(0), 1) / size_B)}
+
+
+def _lengths_needed(error_KB: Tensor) -> dict[str, Tensor]:
+    """k95, k99 and k999 of each sequence, (1, B), from the error that is left at each length."""
+    return {name: first_within(error_KB, most)[None] for name, most in NEEDED.items()}
 
 
 def _numbers(
@@ -176,7 +235,7 @@ def _numbers(
     numbers = {"size": size_B[None], "mass": norms(S_K, 1) / size_B}
     numbers["share"] = (S_K * directions).flatten(2).sum(-1) / size_B
     numbers["error_upto"] = norms(X - S_K.cumsum(0), 1) / size_B
-    numbers |= {name: first_within(numbers["error_upto"], most)[None] for name, most in NEEDED.items()}
+    numbers |= _lengths_needed(numbers["error_upto"])
     if kind == "output":
         scored = torch.stack([_scored(x, chunk) for x in (*read_K.cumsum(0), sums.state_BND)], dim=1)
         for column, name, score_KB in zip(SCORED, WHOLE, scored, strict=True):
@@ -261,10 +320,15 @@ def digest(table: pd.DataFrame) -> str:
     alone = constant.groupby(["weights", "of"], sort=False)[["mass", "share"]].mean().map("{:.3g}".format)
     of_constant = "" if alone.empty else f"the part that depends on no input\n{alone.to_string()}\n"
     needed = lengths.groupby(["weights", "of"], sort=False)[list(NEEDED)].mean().map("{:.3g}".format)
+    of_layers = table[table.part == "layer"].astype({"layer": float})
+    by_layer = thinned(of_layers.pivot_table("k99", "weights", "layer", "mean", sort=False))
+    after = "; ".join(f"{weights} {' '.join(map('{:.3g}'.format, row))}" for weights, row in by_layer.iterrows())
+    numbers = ", ".join(map("{:.0f}".format, by_layer.columns))
+    of_each = f"the same for 1 % and the states after layers {numbers}: {after}\n" if after else ""
     return (
         f"sums of all paths by length (mean of {table.num_sequences.iloc[0]} sequences)\n{printed.to_string()}\n"
         f"first length from which the error is below 5, 1 and .1 %\n{needed.to_string()}\n"
-        f"{of_constant}largest remainder of the exact sums: {table.remainder.max():.1e}"
+        f"{of_each}{of_constant}largest remainder of the exact sums: {table.remainder.max():.1e}"
     )
 
 
@@ -289,9 +353,10 @@ ROWS = {
     **WEIGHTS,
     "of": "What X is. states: the last states, which the output is read out of (of a public checkpoint what its body "
     "returns, else what the last map of weights reads); logits: the output less its mean over the classes, as a "
-    "softmax sees it; output: the output as it is.",
-    "part": "length; or constant, the part of X that depends on no input (biases, shifts, positions) and that the "
-    "lengths contain.",
+    "softmax sees it; output: the output as it is; layer: the state after a layer, as the layer returns it.",
+    "part": "length; constant, the part of X that depends on no input (biases, shifts, positions) and that the "
+    "lengths contain; or layer, all lengths of the state after one layer (each_layer), with the lengths that it needs.",
+    "layer": "Number of the layer, from 1, of the rows of layers.",
     "path_length": "k. Embeddings, and biases that pass no head, are of length 0.",
     "num_paths": "Number of sequences of k heads on the network's own graph.",
     **_with_interval(

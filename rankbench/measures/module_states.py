@@ -10,9 +10,10 @@ counts each time.
 Shapes: B sequence, N token, D width.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +22,11 @@ from rankbench.config.keys import ConfigError, closest
 from rankbench.measures.module_reading import ReadModule, axes_or_default
 from rankbench.measures.rounding import ALL, RandomRounding, floor_of, num_passes
 from rankbench.measures.token_views import View
+from rankbench.model.layer_states import WithLayerStates
 from rankbench.model.modules import Example
+from rankbench.tape import Sums, Tape
 from rankbench.tape.following import first_state, following
+from rankbench.tape.read import named_tensors
 from rankbench.tape.reading import Axes, ReadCall, State
 from rankbench.tape.tags import Visit
 
@@ -158,6 +162,44 @@ def axes_of_layers(read: ReadModule, layers: Sequence[Visit]) -> list[Axes]:
         own = state.axes if state.axes is not None and state.axes.tokens else fallback
         axes.append(axes_or_default(own, len(state.shape), read.asked.token_axis))
     return axes
+
+
+class LayerState(NamedTuple):
+    """The state after a layer, as the layer returns it: in words, where a tape has it (Tape.sums_of_each), its axes."""
+
+    name: str
+    place: Visit | Callable[[object], Tensor]
+    axes: Axes
+
+
+def layer_states(read: ReadModule) -> list[LayerState]:
+    """The state after each layer, in order; ConfigError if there are no layers."""
+    if isinstance(read.module, WithLayerStates):
+        returned = [x for x in read.reading.outputs if x.name != read.target.name]
+        return [
+            LayerState(f"state after layer {number}", _picks(x.name), axes_or_default(x.axes, len(x.shape), None))
+            for number, x in enumerate(returned, 1)
+        ]
+    layers = layers_of(read)
+    named = [f"result of {run.name}{f', run {run.time + 1}' if run.time else ''}" for run in layers]
+    return [LayerState(*layer) for layer in zip(named, layers, axes_of_layers(read, layers), strict=True)]
+
+
+def _picks(name: str) -> Callable[[object], Tensor]:
+    """The tensor of this name, out of what a module returned."""
+    return lambda output: dict(named_tensors(output))[name]
+
+
+@torch.no_grad()
+def sums_after_layers(
+    tape: Tape, layers: Sequence[LayerState], value_biases: str, refuse: bool
+) -> Iterator[tuple[int, Sums]]:
+    """Yield the index of each layer with the sums of all paths of each length to the state after it, (K, B, N, D), in
+    one replay. Those of one layer are lost when the next are asked for."""
+    for number, sums in tape.sums_of_each([layer.place for layer in layers], value_biases, refuse):
+        arranged = layers[number].axes.arranged
+        by_length_KBND = torch.stack([arranged(part).flatten(2) for part in sums.by_length_KBND])
+        yield number, sums._replace(by_length_KBND=by_length_KBND, state_BND=arranged(sums.state_BND).flatten(2))
 
 
 @torch.no_grad()

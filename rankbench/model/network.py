@@ -117,10 +117,17 @@ class Network:
 
     def state(self, inputs: Tensor, kernel: str = "table") -> Tensor:
         """Input of the read-out, (B, N, D); kernel as in Attention.forward."""
+        for x_BND in self.states_after_layers(inputs, kernel):  # noqa: B007
+            pass
+        return self.finish(x_BND)
+
+    def states_after_layers(self, inputs: Tensor, kernel: str = "table") -> Iterator[Tensor]:
+        """The state after each layer, (B, N, D): of a pre-norm network as it is before the next norm."""
         x_BND, present_BN = self.enter(self.embed(inputs)), self.present(inputs)
-        for sublayer in self.sublayers:
-            x_BND = sublayer(x_BND, present_BN, kernel)
-        return self.finish(self.leave(x_BND))
+        for layer in self.layers:
+            for sublayer in layer:
+                x_BND = sublayer(x_BND, present_BN, kernel)
+            yield self.leave(x_BND)
 
     def enter(self, x: Tensor, norm: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """The streams that enter the first sub-layer: copies of the embedding. A stream that attentions read next to

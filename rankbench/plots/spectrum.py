@@ -1,6 +1,7 @@
 """The figure of the analysis `spectrum`."""
 
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from rankbench.plots.figure import grid_of, of_weights_in_words, styled, title
@@ -22,10 +23,12 @@ KINDS = {"states": "X: last states", "logits": "X: logits less their mean", "out
 @styled
 def draw_spectrum(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
     """Mass and error by path length of the first kind of X that each run has, and loss and divergence of the output; a
-    line for each kind of weights. A dotted level is the part of X that depends on no input.
+    line for each kind of weights. A dotted level is the part of X that depends on no input. Where the table has rows of
+    layers, the lengths that the state after each layer needs: the line for 1 %, the shade from 5 to .1 %.
 
     Of one seed, the band is the 95 % bootstrap interval over sequences.
     """
+    layers, table = (table[of] for of in (table.part == "layer", table.part != "layer"))
     order = table.of.map(list(KINDS).index)
     table = table[order == order.groupby(table.run).transform("min")]
     (about, *others) = [KINDS[kind] for kind in KINDS if kind in set(table.of)]
@@ -36,9 +39,13 @@ def draw_spectrum(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
         if name in drawn:
             lengths[name] = lengths[name][lengths[name][floor] == 0]
     wide = [name for name, rows in lengths.items() if is_wide(rows[name][rows[name] > 0])]
-    figure, grid, facets = grid_of(table, facet, len(drawn), share_y=False)
+    figure, grid, facets = grid_of(
+        table, facet, len(drawn) + (not layers.empty), share_y=False, share_x=layers.empty or "col"
+    )
     for row, (label, of_facet) in zip(grid, facets, strict=True):
-        for axes, name in zip(row, drawn, strict=True):
+        if not layers.empty:
+            _draw_layers(row[-1], layers if facet is None else layers[layers[facet] == of_facet[facet].iloc[0]], label)
+        for axes, name in zip(row, drawn, strict=False):
             heading, ylabel = PANELS[name]
             rows = lengths[name].loc[lengths[name].index.intersection(of_facet.index)]
             for number, (weights, of_weights) in enumerate(rows.groupby("weights", sort=False)):
@@ -64,3 +71,16 @@ def draw_spectrum(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
             whole_numbers(axes, "path length k (heads)")
             axes.set_ylabel(f"{ylabel}\n{about}" if name in ABOUT_X else ylabel)
     return with_legend(figure, grid)
+
+
+def _draw_layers(axes: Axes, layers: pd.DataFrame, label: str) -> None:
+    """The lengths that the state after each layer needs, and the longest that there are."""
+    for number, (weights, rows) in enumerate(layers.groupby("weights", sort=False)):
+        line(axes, rows, "layer", "k99", of_weights_in_words(weights), number)
+        ends = rows.groupby("layer")[["k95", "k999"]].mean()
+        axes.fill_between(ends.index, ends.k95, ends.k999, color=colour_of(number), alpha=0.15, linewidth=0)
+    last = layers.layer.max()
+    axes.plot([1, last], [1, last], color=GREY, linewidth=1, linestyle=":", label="one head in each layer")
+    axes.set_title(title("lengths that each layer's state needs", label))
+    whole_numbers(axes, "layer")
+    axes.set_ylabel("first length with an error below 1 %\n(shade: from 5 to .1 %)")
