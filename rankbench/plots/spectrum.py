@@ -39,9 +39,8 @@ def draw_spectrum(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
         if name in drawn:
             lengths[name] = lengths[name][lengths[name][floor] == 0]
     wide = [name for name, rows in lengths.items() if is_wide(rows[name][rows[name] > 0])]
-    figure, grid, facets = grid_of(
-        table, facet, len(drawn) + (not layers.empty), share_y=False, share_x=layers.empty or "col"
-    )
+    # a layer's number and the longest length that it has are nearly the same, so x can be shared
+    figure, grid, facets = grid_of(table, facet, len(drawn) + (not layers.empty), share_y=False)
     for row, (label, of_facet) in zip(grid, facets, strict=True):
         if not layers.empty:
             _draw_layers(row[-1], layers if facet is None else layers[layers[facet] == of_facet[facet].iloc[0]], label)
@@ -61,8 +60,7 @@ def draw_spectrum(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
                 if name == "mass" and (constant.mass > 0).any():
                     level(axes, constant, "mass", f"depends on no input, {kind}", colour_of(number), "-.")
             if rows[name].isna().all():
-                axes.text(0.5, 0.5, "none", ha="center", va="center", transform=axes.transAxes)
-                axes.set_yticks([])
+                _say_none(axes)
             elif name in wide:  # in every row
                 axes.set_yscale("log")
             if name == "error_upto":
@@ -79,8 +77,15 @@ def _draw_layers(axes: Axes, layers: pd.DataFrame, label: str) -> None:
         line(axes, rows, "layer", "k99", of_weights_in_words(weights), number)
         ends = rows.groupby("layer")[["k95", "k999"]].mean()
         axes.fill_between(ends.index, ends.k95, ends.k999, color=colour_of(number), alpha=0.15, linewidth=0)
+    if layers.empty:
+        _say_none(axes)
     last = layers.layer.max()
     axes.plot([1, last], [1, last], color=GREY, linewidth=1, linestyle=":", label="one head in each layer")
-    axes.set_title(title("lengths that each layer's state needs", label))
+    axes.set_title(title("needed by the state after each layer", label))
     whole_numbers(axes, "layer")
-    axes.set_ylabel("first length with an error below 1 %\n(shade: from 5 to .1 %)")
+    axes.set_ylabel("heads for an error below 1 %\n(shade: from 5 to .1 %)")
+
+
+def _say_none(axes: Axes) -> None:
+    axes.text(0.5, 0.5, "none", ha="center", va="center", transform=axes.transAxes)
+    axes.set_yticks([])

@@ -438,6 +438,14 @@ def test_each_network_of_a_spectrum_shows_the_first_kind_that_it_has():
     assert axes[5].texts[0].get_text() == "none" and "states, else output" in axes[0].get_ylabel()
     alone = draw_spectrum(table[table.run == "one"], facet="checkpoint").axes
     assert "last states" in alone[0].get_ylabel() and len(alone[0].lines[0].get_xdata()) == 3
+    # only one of the two has layers
+    layers = pd.DataFrame({"layer": [1.0, 2.0, 3.0], "k95": [1, 1, 2], "k99": [1.0, 1.5, 2.5], "k999": [1, 2, 3]})
+    layers = layers.assign(run="one", checkpoint="one", of="layer", part="layer", seed=0, weights="trained")
+    axes = draw_spectrum(pd.concat([table, layers]), facet="checkpoint").axes
+    assert len(axes) == 8 and [len(panel.texts) for panel in axes] == [0] * 6 + [1, 1]
+    assert axes[3].lines[0].get_xydata().tolist() == [[1, 1], [2, 1.5], [3, 2.5]]
+    shade = axes[3].collections[0].get_paths()[0].vertices
+    assert shade[:, 1].min() == 1 and shade[:, 1].max() == 3 and axes[7].get_xlabel() == "layer"
 
 
 @pytest.mark.parametrize("steps", [999, 2345, 36_000, 200_000])
