@@ -1,16 +1,26 @@
-"""The kind of training step that a training takes, and torch's compiler for one of them."""
+"""The kind of training step that a training takes, and torch's compiler for two of them.
+
+Shapes: S seed.
+"""
 
 import logging
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from rankbench.config.schema import TrainConfig
+from rankbench.model import build_model
 from rankbench.model.contraction import inverse_phi
+from rankbench.model.dropout import dropout_masks
+from rankbench.model.lstm import Lstm
+from rankbench.model.transformer import Transformer, through
 from rankbench.runs.machine import Machine
-from rankbench.tasks import Task
+from rankbench.tasks import Corpus, Task
+from rankbench.tasks.task import Score
+from rankbench.training.forward import per_seed
 from rankbench.training.fused_step import library_for
 from rankbench.training.graph import ungraphed
 from rankbench.training.library import NoLibraryError
@@ -20,6 +30,9 @@ log = logging.getLogger(__name__)
 # Steps that repay the 3 to 6 s that g++ takes for the fused step: on one core, a step of the sorting network (6 layers
 # of width 48, batches of 30) is 6 to 9 ms shorter with it.
 REPAID_AFTER = 600
+# The most by which compiled gradients may differ, relative to their norm. Measured on language models: 2e-7 in fp32 and
+# .006 in bf16, whose products have three digits.
+ROUNDING = {"fp64": 1e-8, "fp32": 1e-3, "bf16": 0.05}
 
 
 def choose_step(cfg: TrainConfig, task: Task, machine: Machine) -> str:
@@ -62,6 +75,52 @@ def num_steps(cfg: TrainConfig, task: Task) -> int:
     return round((cfg.trainer.epochs or 0) * batches)
 
 
+class Kernels(NamedTuple):
+    """What a training computes with: the scores of a step, its dropout masks, the scores of an evaluation."""
+
+    forward: Callable[..., Score]
+    masks: Callable[..., dict[str, Tensor] | None]
+    scoring: Callable[..., Score]
+
+
+def kernels_of(step: str, cfg: TrainConfig, task: Task, model: Transformer | Lstm) -> Kernels:
+    """The kernels of a step, one of runs.run.STEPS; of a fused one those of its evaluations.
+
+    A graph's evaluations are not compiled. In it, sequences of one length get a compiled graph of the whole network,
+    those of a corpus one of each kind of sub-layer, for all layers and lengths.
+    """
+    plain = per_seed(model, "step", "side_by_side")
+    in_parts = step == "compiled graph" and isinstance(task, Corpus)
+    if step not in ("torch.compile", "compiled graph"):
+        return Kernels(plain, dropout_masks, plain)
+    if in_parts:
+        forward = plain
+        if isinstance(own := build_model(cfg.model, task), Transformer):
+            own.through = compiled(through, dynamic=True)
+            forward = per_seed(own, "fused")
+    else:
+        any_size = step == "torch.compile" and (isinstance(task, Corpus) or not model.vectorised)
+        # torch's compiler ignores our vmap rule and would run the fused kernel seed by seed
+        forward = compiled(per_seed(model, "fused", "table"), dynamic=any_size)
+    if step == "torch.compile":
+        return Kernels(forward, dropout_masks, forward)
+    return Kernels(forward, compiled(dropout_masks, dynamic=in_parts), plain)
+
+
+def difference(ours: Iterable[Tensor], theirs: Iterable[Tensor], precision: str) -> str | None:
+    """Say by how much compiled gradients (S, ...) differ from plain ones; None if by no more than rounding, or if plain
+    ones are not finite. Of each seed, the norm of the difference over all parameters, relative to the gradient's."""
+    pairs = [(a.flatten(1).double(), b.flatten(1).double()) for a, b in zip(ours, theirs, strict=True)]
+    apart_S = torch.stack([(a - b).norm(dim=1) for a, b in pairs]).norm(dim=0)
+    size_S = torch.stack([b.norm(dim=1) for _, b in pairs]).norm(dim=0)
+    if not size_S.isfinite().all() or (apart_S <= ROUNDING[precision] * size_S).all():
+        return None
+    worst = (apart_S / size_S).nan_to_num(math.inf).max().item()
+    return (
+        f"compiled gradients differ from plain ones by {worst:.1g} of them, where {ROUNDING[precision]:g} is rounding"
+    )
+
+
 def compiled(forward: Callable[..., Any], dynamic: bool) -> Callable[..., Any]:
     """Compile the function into one graph for each shape of batch; torch raises if it cannot trace the whole function.
 
@@ -72,8 +131,8 @@ def compiled(forward: Callable[..., Any], dynamic: bool) -> Callable[..., Any]:
     torch.compiler.assume_constant_result(inverse_phi)
     run = torch.compile(forward, dynamic=dynamic, fullgraph=True)
     # The last batch of an epoch and batches of fewer seeds need graphs of their own: a few for each seed. torch would
-    # stop at 8 graphs.
-    limits = dict.fromkeys(("cache_size_limit", "accumulated_cache_size_limit"), 1 << 20)
+    # stop at 8 graphs. A float, such as a rate of dropout, would be an argument of kernels that serve all sizes.
+    limits = dict.fromkeys(("cache_size_limit", "accumulated_cache_size_limit"), 1 << 20) | {"specialize_float": True}
 
     def within_limits(*arguments: Any) -> Any:
         with torch._dynamo.config.patch(limits):

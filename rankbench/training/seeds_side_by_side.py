@@ -16,18 +16,17 @@ from torch import Tensor
 
 from rankbench.config.schema import TrainConfig
 from rankbench.model import build_model, initial_model
-from rankbench.model.dropout import dropout_masks
 from rankbench.model.initialise import maps_of_layers
-from rankbench.model.transformer import Transformer, through
+from rankbench.model.transformer import Transformer
 from rankbench.runs.machine import Machine
 from rankbench.runs.run import Run
 from rankbench.runs.summary import FORMAT
 from rankbench.seeds import state_of, streams_of
-from rankbench.tasks import Batch, Corpus, Task
+from rankbench.tasks import Batch, Task
 from rankbench.tasks.task import Score, is_scored
-from rankbench.training.compiling import choose_step, compiled
+from rankbench.training.compiling import choose_step, difference, kernels_of
 from rankbench.training.data import data_of
-from rankbench.training.forward import per_seed, seeds_at_a_time
+from rankbench.training.forward import seeds_at_a_time
 from rankbench.training.fused_step import FusedStep
 from rankbench.training.graph import Graphs
 from rankbench.training.optimizers import build_optimizer, cap_singular_values, learning_rate
@@ -68,28 +67,12 @@ class Training:
         self.graphs = Graphs(self._move) if step in ("graph", "compiled graph") else None
         compiles = step in ("torch.compile", "compiled graph")
         self.at_a_time = seeds_at_a_time(cfg, task, vectorised, machine.device.type, compiles)
-        self._forward = self._scoring = per_seed(self.model, "step", "side_by_side")
-        self._masks = dropout_masks
-        if step == "compiled graph":
-            self._compile_step()
-        elif step == "torch.compile":
-            any_size = isinstance(task, Corpus) or not vectorised
-            # torch's compiler ignores our vmap rule and would run the fused kernel seed by seed
-            self._forward = self._scoring = compiled(per_seed(self.model, "fused", "table"), dynamic=any_size)
+        self.kernels, self.plain = (kernels_of(kind, cfg, task, self.model) for kind in (step, "plain"))
+        self._unchecked = compiles
+        self._checked: set[torch.Size] = set()
         initial = [dict(initial_model(cfg.model, task, seed).named_parameters()) for seed in seeds]
         self._stack({name: torch.stack([weights[name].detach() for weights in initial]) for name in initial[0]})
         self.retired: dict[int, dict[str, Tensor]] = {}
-
-    def _compile_step(self) -> None:
-        """Compile what a graph's step computes; evaluations stay as they are. Sequences of one length get a graph of
-        the whole network, those of a corpus one of each kind of sub-layer, for all layers and lengths."""
-        in_parts = isinstance(self.task, Corpus)
-        self._masks = compiled(dropout_masks, dynamic=in_parts)
-        if in_parts and isinstance(model := build_model(self.cfg.model, self.task), Transformer):
-            model.through = compiled(through, dynamic=True)
-            self._forward = per_seed(model, "fused")
-        elif not in_parts:
-            self._forward = compiled(per_seed(self.model, "fused", "table"), dynamic=False)
 
     def _stack(self, weights: dict[str, Tensor]) -> None:
         if self.fused is not None:
@@ -139,8 +122,25 @@ class Training:
     def step(self, batch: Batch, rate: float) -> None:
         """Move the weights of every seed down the gradient of its loss on a batch, and add the scores before that to
         the sums."""
-        work = self._move if self.graphs is None else self.graphs
-        work(batch, self._streams(), rate)
+        work, streams_S2 = self._move if self.graphs is None else self.graphs, self._streams()
+        if self._unchecked and batch.inputs.shape not in self._checked:
+            self._check_compiled(batch, streams_S2)
+        work(batch, streams_S2, rate)
+
+    def _check_compiled(self, batch: Batch, streams_S2: Tensor | None) -> None:
+        """Compare the compiled gradients of the first batch of a shape with plain ones; go on with plain kernels if
+        they differ by more than rounding."""
+        self._checked.add(batch.inputs.shape)
+        _, ours = self._scores_and_gradients(batch, streams_S2)
+        compiled, self.kernels = self.kernels, self.plain
+        _, theirs = self._scores_and_gradients(batch, streams_S2)
+        if (reason := difference(ours, theirs, self.machine.precision)) is None:
+            self.kernels = compiled
+            return
+        log.warning("trainer.compile=%s: this training goes on uncompiled: %s", self.cfg.trainer.compile, reason)
+        self._unchecked = False
+        if self.graphs is not None:  # they hold compiled kernels
+            self.graphs.forget()
 
     def _move(self, batch: Batch, streams_S2: Tensor | None, rate: float | Tensor) -> None:
         cfg = self.cfg
@@ -177,7 +177,7 @@ class Training:
         dropout, parts = None, []
         if streams_S2 is not None:
             num_sequences, num_tokens = batch.targets.shape[1:3]
-            dropout = self._masks(self.model, num_sequences, num_tokens, streams_S2, self.machine.dtype)
+            dropout = self.kernels.masks(self.model, num_sequences, num_tokens, streams_S2, self.machine.dtype)
         for piece in self.pieces:
             masks = None if dropout is None else {name: mask[piece.seeds] for name, mask in dropout.items()}
             # the graph of one piece is freed before the next one's is made
@@ -207,7 +207,7 @@ class Training:
             part = (slice(None), slice(start, start + size))
             masks = dropout if dropout is None else {name: mask[part] for name, mask in dropout.items()}
             with self.machine.autocast():
-                part_scores = self._forward(piece.weights, batch.inputs[part], batch.targets[part], masks)
+                part_scores = self.kernels.forward(piece.weights, batch.inputs[part], batch.targets[part], masks)
             # summed, not averaged: each seed's weights get the gradient of its own loss
             part_gradients = torch.autograd.grad((part_scores.loss / tokens_S).sum(), weights)
             part_scores = Score(*(value.detach() for value in part_scores))
@@ -269,7 +269,7 @@ class Training:
         for chunk in self.data.chunks(split):
             with self.machine.autocast():
                 scores = [
-                    self._scoring(weights, chunk.inputs[seeds], chunk.targets[seeds], None)
+                    self.kernels.scoring(weights, chunk.inputs[seeds], chunk.targets[seeds], None)
                     for seeds, weights in self.pieces
                 ]
             parts.append(torch.stack([sums_S.double() for sums_S in joined(scores)]))

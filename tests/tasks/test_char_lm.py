@@ -482,7 +482,7 @@ def test_accumulated_regression_is_the_whole_batch(monkeypatch):
     batch = training.batch()
     scores, gradients = training.gradients(batch)
     (piece,) = training.pieces
-    whole = training._forward(piece.weights, batch.inputs, batch.targets, None)
+    whole = training.kernels.forward(piece.weights, batch.inputs, batch.targets, None)
     expected = torch.autograd.grad(whole.mean_loss.sum(), list(piece.weights.values()))
     assert scores.tokens.item() == batch.targets.numel()
     for got, wanted in zip(gradients, expected, strict=True):

@@ -46,7 +46,7 @@ from rankbench.runs.machine import Machine
 from rankbench.runs.run import Run
 from rankbench.seeds import generator_for, state_of, streams_of
 from rankbench.tasks import TASKS, Batch, build_task
-from rankbench.training.compiling import choose_step, compiled
+from rankbench.training.compiling import choose_step, compiled, kernels_of
 from rankbench.training.forward import STATES_AT_A_TIME, seeds_at_a_time
 from rankbench.training.journal import StepsFile
 from rankbench.training.loop import Interrupted, train
@@ -329,7 +329,7 @@ def test_the_layers_of_a_corpus_share_their_graphs(graphs, monkeypatch):
     words += ["model=causal", "model.layers=3", "model.width=8", "model.dropout=0.1", "precision=fp64", "device=cpu"]
     cfg = compose("train", *words)
     in_parts, plain = (Training(cfg, build_task(cfg.task), Machine.prepare(cfg), [0], "plain") for _ in range(2))
-    in_parts._compile_step()
+    in_parts.kernels = kernels_of("compiled graph", cfg, in_parts.task, in_parts.model)
     widths = set()
     for _ in range(5):
         widths.add(plain.batch().targets.shape[2])
@@ -338,6 +338,42 @@ def test_the_layers_of_a_corpus_share_their_graphs(graphs, monkeypatch):
     assert len(widths) > 1 and len(graphs) == 3  # of the dropout masks, of attention, of the MLP
     for name, weight in plain.weights().items():
         torch.testing.assert_close(in_parts.weights()[name], weight, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(("factor", "is_kept"), [(1.0, True), (1 + 1e-10, True), (1.001, False), (math.nan, False)])
+def test_kernels_with_other_gradients_are_not_used(monkeypatch, caplog, factor, is_kept):
+    def compiles(forward, dynamic):
+        def with_another_gradient(*arguments):
+            scores = forward(*arguments)
+            return scores._replace(loss=scores.loss.detach() + factor * (scores.loss - scores.loss.detach()))
+
+        return with_another_gradient
+
+    monkeypatch.setattr("rankbench.training.compiling.compiled", compiles)
+    cfg = compose("train", *TINY, "precision=fp64", "replicas=2")
+    task, machine = build_task(cfg.task), Machine.prepare(cfg)
+    ours, plain = (Training(cfg, task, machine, [0, 1], step) for step in ("torch.compile", "plain"))
+    for _ in range(3):
+        ours.update()
+        plain.update()
+    assert (ours.kernels is not ours.plain) == is_kept
+    assert ("goes on uncompiled" in caplog.text) != is_kept
+    for name, weight in plain.weights().items():
+        exact = {"rtol": 0, "atol": 0} if not is_kept else {"rtol": 1e-9, "atol": 1e-9}
+        torch.testing.assert_close(ours.weights()[name], weight, **exact)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize("model", ["causal", "causal_l2_tied", "causal_contractive_l2"])
+def test_numbers_of_the_config_are_constants_in_compiled_kernels(graphs, model):
+    words = ["task=char_lm", "task.valid_size=8", "task.train_size=40", "trainer.batch_size=8", "device=cpu"]
+    cfg = compose("train", *words, f"model={model}", "model.layers=2", "model.width=8", "model.dropout=0.1")
+    training = Training(cfg, build_task(cfg.task), Machine.prepare(cfg), [0], "plain")
+    training.kernels = kernels_of("compiled graph", cfg, training.task, training.model)
+    training.gradients(training.batch())
+    values = [node.meta.get("example_value") for graph in graphs for node in graph.graph.nodes]
+    assert any(isinstance(value, torch.SymInt) for value in values)
+    assert not any(isinstance(value, torch.SymFloat) for value in values)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
