@@ -60,7 +60,8 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     Metrics of P take its rows for the queries that count, over their sums if these are not 1.
     """
     rows_of = _rows_of_networks if subject.networks else _rows_of_modules
-    return pd.DataFrame(rows_of(subject, options)).assign(**whole_accuracy(subject), **subject.what_counts)
+    of_all = {**whole_accuracy(subject), **subject.how_trained, **subject.what_counts}
+    return pd.DataFrame(rows_of(subject, options)).assign(**of_all)
 
 
 def _rows_of_networks(subject: Subject, options: Options) -> Iterator[dict[str, Any]]:
@@ -189,6 +190,7 @@ COLUMNS = {
     **columns.STREAMS,
     **columns.SPREAD,
     **columns.OF_CLASSIFIER,
+    **columns.LOSS_FALL,
     **columns.SPECIAL_TOKENS,
 }
 ANALYSIS = Analysis(
