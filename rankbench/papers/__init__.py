@@ -10,5 +10,6 @@ ORDER = (
     *("dong_2021", "blog", "kim_2021", "amsel", "garg_2022", "wu_2024", "wu_2025", "noci_2022", "joseph_2024"),
     *("giorlandino_2025", "ali_2023", "he_2023", "wang_2022", "saxe_2014", "zhai_2023", "zhai_2026", "newhouse_2025"),
     *("sun_2025", "nait_saada_2025", "karagodin_2025", "bruno_2025", "chen_2026", "fedorov_2026", "chen_2020"),
-    *("zhou_2024", "zhu_2024", "xie_2025", "hausdorff_1921", "queipo_2025", "qiu_2025", "lan_2020", "yu_2025", "own"),
+    *("zhou_2024", "zhu_2024", "xie_2025", "hausdorff_1921", "queipo_2025", "qiu_2025", "lan_2020", "yu_2025"),
+    *("isobe_2026", "own"),
 )
