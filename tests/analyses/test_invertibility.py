@@ -14,7 +14,7 @@ import scipy.optimize
 import torch
 from shipped import options_of
 
-from rankbench.analyses import ANALYSES, Subject, histograms, invertibility
+from rankbench.analyses import ANALYSES, Subject, histograms, invertibility, residual
 from rankbench.config.keys import ConfigError
 from rankbench.measures.attention_layer import attend, fresh_layer
 from rankbench.measures.lipschitz_bounds import theorem_inf
@@ -204,6 +204,7 @@ def test_a_trained_networks_tables_say_whether_its_training_was_over(make_subjec
         tables = (
             invertibility.table(subject, few),
             histograms.table(subject, histogram_options(tokens=5, sequences=4)),
+            residual.table(subject, options_of("residual", variants=["full"], sequences=4)),
         )
         for table in tables:
             assert ("loss_fall" in table) == (fall is not None)
