@@ -1,7 +1,7 @@
 """Claims after Isobe, Inoue and Imaizumi 2026: training lets tokens leave their cluster before the last layer.
 
-The source proves it of a mean-field limit with noise, in which a regularised MLP alone is trained. Here whole language
-models are trained, so the claims are on networks that its theorems do not cover. The relative residual is the distance
+The source analyses a mean-field limit with noise, in which a regularised MLP alone is trained. Here whole language
+models are trained, so the claims are on networks outside of its setting. The relative residual is the distance
 of the tokens from all being equal, 0 where they have met.
 """
 
