@@ -267,12 +267,15 @@ def _with_targets(ids_BN: Tensor, cfg: AnalyzeConfig, checkpoint: Checkpoint) ->
         is_causal = kind.endswith(("ForCausalLM", "LMHeadModel")) and not sees_next
         next_BN = torch.cat([ids_BN[:, 1:], torch.full_like(ids_BN[:, :1], ABSENT)], dim=1)
         return ids_BN, next_BN if is_causal else None
-    mask_token = getattr(checkpoint.reader, "mask_token_id", None)
-    if not kind.endswith("ForMaskedLM") or mask_token is None:
+    if not kind.endswith("ForMaskedLM"):
+        raise ConfigError(f"masked={cfg.masked}: {cfg.checkpoint} is not a masked language model; use masked=0")
+    if (mask_token := checkpoint.mask_token) is None:
         raise ConfigError(
-            f"masked={cfg.masked}: {cfg.checkpoint} is not a masked language model with a tokenizer; use masked=0"
+            f"masked={cfg.masked}: neither a tokenizer nor mask_token_id in the config.json of {cfg.checkpoint} tells "
+            "which token hides others; add one of them, or use masked=0"
         )
-    special = torch.tensor(checkpoint.reader.all_special_ids)
+    reader = checkpoint.reader
+    special = torch.tensor(reader.all_special_ids if reader is not None else cfg.special_tokens or [])
     drawn_BN = torch.rand(ids_BN.shape, generator=generator_for(cfg.seed, "masked tokens")) < cfg.masked
     hidden_BN = drawn_BN & (ids_BN != ABSENT) & ~torch.isin(ids_BN, special)
     return ids_BN.masked_fill(hidden_BN, mask_token), ids_BN.masked_fill(~hidden_BN, ABSENT)

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import numpy as np
 import pandas as pd
@@ -237,6 +238,29 @@ def test_a_masked_model_is_scored_on_what_was_hidden(folder):
     pd.testing.assert_frame_equal(table, again)
     assert table.whole_loss.notna().all()
     assert analyze(folder, "bert", "spectrum")["spectrum"].whole_loss.isna().all()
+
+
+def test_the_mask_may_be_known_from_the_vocabulary_or_the_config(folder, tmp_path):
+    reader = tokenizer()
+    np.save(tmp_path / "ids.npy", reader(TEXTS[0], return_tensors="np")["input_ids"])
+    words = ["masked=0.5", "seed=3", f"inputs={tmp_path / 'ids.npy'}", f"special_tokens={reader.all_special_ids}"]
+    words = [word.replace(" ", "") for word in words]
+    said = analyze(folder, "bert", "spectrum", words=words)["spectrum"]
+
+    unnamed, without = tmp_path / "unnamed", tmp_path / "without"
+    for copy in (unnamed, without):
+        shutil.copytree(folder / "bert", copy)
+    mask, reader.mask_token = reader.mask_token_id, None
+    reader.save_pretrained(unnamed)
+    for path in without.glob("*token*"):
+        path.unlink()
+    with pytest.raises(ConfigError, match="neither a tokenizer nor mask_token_id"):
+        analyze(tmp_path, "without", "spectrum", words=words)
+    config = json.loads((without / "config.json").read_text())
+    (without / "config.json").write_text(json.dumps(config | {"mask_token_id": mask}))
+    for name in ("unnamed", "without"):
+        table = analyze(tmp_path, name, "spectrum", words=words)["spectrum"]
+        assert table.whole_loss.tolist() == said.whole_loss.tolist() and table.whole_loss.notna().all()
 
 
 @pytest.mark.slow
@@ -481,7 +505,7 @@ def test_a_folder_of_images_is_read_by_the_checkpoints_processor(tmp_path):
             "collapse",
             "needs the sub-layers of a network of ours or of bert, roberta, .*gpt_neox does not fit; use residual, ",
         ),
-        ("gpt2", ["masked=0.2"], "spectrum", "not a masked language model"),
+        ("gpt2", ["masked=0.2"], "spectrum", "is not a masked language model"),
         ("none", [], "residual", "no such folder"),
         ("bert", [], "curves", "needs a training of ours; model.path=.*bert does not fit; use residual, "),
         ("xlnet", [], "pruning", "needs predicted tokens in two texts"),  # its tokens see the next ones

@@ -49,6 +49,15 @@ class Checkpoint(NamedTuple):
     reader: Any  # None without one
     no_reader: str | None
 
+    @property
+    def mask_token(self) -> int | None:
+        """Id of the token that hides others: the tokenizer's, that of a usual name in its vocabulary, the config's."""
+        known = getattr(self.reader, "mask_token_id", None)
+        if known is None and hasattr(self.reader, "get_vocab"):
+            vocabulary = self.reader.get_vocab()
+            known = next((vocabulary[name] for name in ("[MASK]", "<mask>") if name in vocabulary), None)
+        return getattr(self.trained.config, "mask_token_id", None) if known is None else known
+
 
 def load_checkpoint(path: str, initialised_seed: int) -> Checkpoint:
     """Load a causal language model, a masked one, or a model without a head, whichever config.json names.
