@@ -39,12 +39,13 @@ MINUTES ?= 13
 card: setup ## on a machine with a GPU: its tests, the benchmarks' record and what fits of the presets, in MINUTES
 	$(BIN)/python -m rankbench.commands.card $(MINUTES)
 
-test: setup ## run the test suite, without tests of seconds; of a test with many cases three
-	$(BIN)/pytest $(TWO) -m 'pretend and not slow and not gpu' tests/test_device.py
+test: setup ## run the test suite, without tests of seconds; of a test with many cases two
+	$(BIN)/pytest $(TWO) -m 'pretend and not further and not slow and not gpu' tests/test_device.py
 	$(BIN)/pytest $(TWO)
 
 test-further: setup ## run the other cases of tests that have many, and tests of seconds
-	$(BIN)/pytest $(TWO) -m 'further and not slow'
+	$(BIN)/pytest $(TWO) -m 'pretend and further and not slow and not gpu' tests/test_device.py
+	$(BIN)/pytest $(TWO) -m 'further and not slow and not pretend'
 
 test-slow: setup ## run the slow tests
 	$(BIN)/pytest $(TWO) -m 'slow and pretend and not gpu' tests/test_device.py

@@ -30,8 +30,8 @@ from rankbench.plots.figure import Layout
 from rankbench.report import page
 from rankbench.tasks import Batch, Task
 
-ALWAYS = 3  # cases of a test that always run
-APART = {"slow", "smoke", "pretend", "slurm", "gpu"}  # marks of tests that `make test` does not run with the others
+ALWAYS = 2  # cases of a test that always run
+APART = {"slow", "smoke", "slurm", "gpu"}  # marks of tests that `make test` does not run
 
 
 def pytest_configure(config: pytest.Config) -> None:
