@@ -3,9 +3,10 @@
     python -m rankbench.commands.card 13          the plan, then tests, benchmarks and runs; the same command continues
     python -m rankbench.commands.card 13 plan     the plan alone
 
-First the tests that need a GPU and the record of the benchmarks, then, at the papers' scale, the presets whose file gives
-a time on a GPU alone: those that decide most claims a minute first, each only if it fits into what is left. outputs/queue_card.csv is the state, with the minutes as they were measured here
-or else as they are estimated; tables and figures lie beside it.
+First the tests that need a GPU and the record of the benchmarks, then, at the papers' scale, the presets whose file
+gives a time on a GPU alone: those that decide most claims a minute first, each only if it fits into what is left.
+outputs/queue_card.csv is the state, with the minutes as they were measured here or else as they are estimated; tables
+and figures lie beside it.
 """
 
 import subprocess

@@ -214,6 +214,15 @@ def in_words(variant: str) -> str:
     return ", ".join(part if "=" in part else choice_in_words(part) for part in variant.split(", "))
 
 
+def uncounted_in_words(table: pd.DataFrame) -> str:
+    """What the column special_tokens says, as `left out: special tokens, first token`; empty without such a column."""
+    if "special_tokens" not in table or table.special_tokens.nunique() != 1:
+        return ""
+    special, *others = str(table.special_tokens.iloc[0]).split("+")
+    kinds = ["special tokens"] * (special == "out") + others
+    return f"left out: {', '.join(kinds)}" if kinds else "special tokens count"
+
+
 def of_weights_in_words(weights: str) -> str:
     """`trained weights` of a kind of weights; a sweep's setting that takes its place is left as it is."""
     return weights if "=" in weights else f"{weights} weights"

@@ -4,7 +4,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from rankbench.plots.figure import grid_of, of_weights_in_words, styled, title
+from rankbench.plots.figure import grid_of, of_weights_in_words, styled, title, uncounted_in_words
 from rankbench.plots.marks import is_wide, level, line, whole_numbers, with_legend
 from rankbench.plots.style import GREY, colour_of
 
@@ -41,15 +41,17 @@ def draw_spectrum(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
     wide = [name for name, rows in lengths.items() if is_wide(rows[name][rows[name] > 0])]
     # a layer's number and the longest length that it has are nearly the same, so x can be shared
     figure, grid, facets = grid_of(table, facet, len(drawn) + (not layers.empty), share_y=False)
+    names = {weights: _named(weights, rows) for weights, rows in table.groupby("weights", sort=False)}
     for row, (label, of_facet) in zip(grid, facets, strict=True):
         if not layers.empty:
-            _draw_layers(row[-1], layers if facet is None else layers[layers[facet] == of_facet[facet].iloc[0]], label)
+            of_layers = layers if facet is None else layers[layers[facet] == of_facet[facet].iloc[0]]
+            _draw_layers(row[-1], of_layers, label, names)
         for axes, name in zip(row, drawn, strict=False):
             heading, ylabel = PANELS[name]
             rows = lengths[name].loc[lengths[name].index.intersection(of_facet.index)]
             for number, (weights, of_weights) in enumerate(rows.groupby("weights", sort=False)):
                 kind, floor = of_weights_in_words(weights), "below_floor" if name == "mass" else ""
-                line(axes, of_weights, "path_length", name, kind, number, floor=floor)
+                line(axes, of_weights, "path_length", name, names[weights], number, floor=floor)
                 if of_weights.seed.nunique() == 1:  # the interval over sequences
                     ordered, style = of_weights.sort_values("path_length"), {"alpha": 0.2, "linewidth": 0}
                     ends = ordered[f"{name}_low"], ordered[f"{name}_high"]
@@ -68,13 +70,23 @@ def draw_spectrum(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
             axes.set_title(title(heading, label))
             whole_numbers(axes, "path length k (heads)")
             axes.set_ylabel(f"{ylabel}\n{about}" if name in ABOUT_X else ylabel)
+    if words := uncounted_in_words(table):
+        grid.flat[0].plot([], [], " ", label=words)
     return with_legend(figure, grid)
 
 
-def _draw_layers(axes: Axes, layers: pd.DataFrame, label: str) -> None:
+def _named(weights: str, rows: pd.DataFrame) -> str:
+    """Kind of weights, with the standard deviation of their entries: of fresh ones it decides how long paths are."""
+    if "weights_sd" not in rows or rows.weights_sd.isna().any():
+        return of_weights_in_words(weights)
+    low, high = (f"{end:.2g}" for end in (rows.weights_sd.min(), rows.weights_sd.max()))
+    return f"{of_weights_in_words(weights)}, sd {low}" + (f" to {high}" if high != low else "")
+
+
+def _draw_layers(axes: Axes, layers: pd.DataFrame, label: str, names: dict[str, str]) -> None:
     """The lengths that the state after each layer needs, and the longest that there are."""
     for number, (weights, rows) in enumerate(layers.groupby("weights", sort=False)):
-        line(axes, rows, "layer", "k99", of_weights_in_words(weights), number)
+        line(axes, rows, "layer", "k99", names[weights], number)
         ends = rows.groupby("layer")[["k95", "k999"]].mean()
         axes.fill_between(ends.index, ends.k95, ends.k999, color=colour_of(number), alpha=0.15, linewidth=0)
     if layers.empty:

@@ -112,6 +112,9 @@ def test_losses_are_the_librarys(folder):
     fresh = table[table.weights == "initialised"]
     # the library draws weights of size .02, so that nothing is known of the next token
     assert fresh.whole_loss.iloc[0] == pytest.approx(np.log(len(WORDS)), rel=0.02)
+    assert 0.015 < fresh.weights_sd.iloc[0] < 0.02  # some matrices of GPT-2 begin smaller
+    entries = np.concatenate([weight.detach().numpy().ravel() for weight in model.parameters() if weight.ndim > 1])
+    assert trained.weights_sd.to_numpy() == pytest.approx(entries.std(), rel=1e-9)
 
 
 @pytest.fixture(scope="module", params=some([["null", [1, 2]], ["[]", []], ["[6]", [6]]], 3))

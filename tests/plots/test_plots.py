@@ -448,6 +448,27 @@ def test_each_network_of_a_spectrum_shows_the_first_kind_that_it_has():
     assert shade[:, 1].min() == 1 and shade[:, 1].max() == 3 and axes[7].get_xlabel() == "layer"
 
 
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({}, ["trained weights"]),
+        ({"weights_sd": 0.0213, "special_tokens": "out"}, ["trained weights, sd 0.021", "left out: special tokens"]),
+        ({"weights_sd": [0.02] * 3 + [0.04] * 3}, ["trained weights, sd 0.02 to 0.04"]),
+        ({"special_tokens": "in"}, ["trained weights", "special tokens count"]),
+        ({"special_tokens": "out+first"}, ["trained weights", "left out: special tokens, first"]),
+        ({"special_tokens": ["in"] * 3 + ["out"] * 3}, ["trained weights"]),
+    ],
+)
+def test_a_spectrum_says_how_large_weights_are_and_which_tokens_count(columns, said):
+    table = pd.DataFrame({"path_length": [0, 1, 2] * 2, "mass": 0.5, "run": ["one"] * 3 + ["two"] * 3, "of": "states"})
+    table = table.assign(seed=[0] * 3 + [1] * 3, weights="trained", part="length", below_floor=0)
+    table = table.assign(**dict.fromkeys(["error_upto", "loss_upto", "kl_upto"], np.nan), error_below_floor=0)
+    texts = [
+        text.get_text() for text in draw_spectrum(table.assign(kl_below_floor=0, **columns)).legends[0].get_texts()
+    ]
+    assert texts == said
+
+
 @pytest.mark.parametrize("steps", [999, 2345, 36_000, 200_000])
 def test_numbers_of_steps_stand_apart(steps):
     rows = pd.DataFrame({"split": "test", "seed": 0, "step": np.linspace(0, steps, 13).round(), "loss": 1.5})
