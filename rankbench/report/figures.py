@@ -89,7 +89,8 @@ def _pages_by_keys(
     done: pd.DataFrame, keys: list[str], chosen: FigureKeys, statistic: str, value: str, what_is_drawn: str
 ) -> list[tuple[plots.Figure, str, str]]:
     x, series, facet = figure_keys(done, keys, chosen)
-    rest = [key for key in keys if key not in (x, series, facet)]
+    # a key that report.where has fixed has one value
+    rest = [key for key in keys if key not in (x, series, facet) and done[key].nunique(dropna=False) > 1]
     averaged = rest if chosen.series and chosen.facet else []
     panels = [key for key in (facet, *rest) if key and key not in averaged]
     pages = pages_of_final_numbers(_without_gaps(done, keys), panels, averaged, MOST_PANELS, (chosen.facet,))
