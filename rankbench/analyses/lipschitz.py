@@ -196,7 +196,7 @@ def _rows_of_parts(network: Network, num_tokens: int, options: Options) -> Itera
         constants = _constants(of_networks.layer_of(attention, num_tokens), num_tokens, options, bounds)
         yield from (_at("attention", number) | row for row in constants)
         for norm in options.norms:
-            value = _layer_bound(sublayers, norm, bounds[norm], {})
+            value = _layer_bound(sublayers, norm, bounds[norm])
             whole[norm] *= value
             yield _at("block", number) | _row(norm, "theorem", "bound", value)
     for norm, value in whole.items():
@@ -236,21 +236,20 @@ def _rows_around_data(
         yield at | _row("2", "certified_ball", "lower_bound", norm)
 
 
-def _layer_bound(sublayers: Layer, p: str, of_attention: float, scales: dict[str, float]) -> float:
-    """Bound on a layer's constant, from that of its attention. scales: the largest scale of the norms, by sub-layer,
-    where it is known."""
+def _layer_bound(sublayers: Layer, p: str, of_attention: float) -> float:
+    """Bound on a layer's constant, from that of its attention."""
     product = 1.0
     for sublayer in sublayers:
         of_part = of_networks.mlp_bound(sublayer.part, p) if isinstance(sublayer, MlpSublayer) else of_attention
-        product *= of_networks.sublayer_bound(sublayer, p, of_part, scales.get(sublayer.kind))
+        product *= of_networks.sublayer_bound(sublayer, p, of_part)
     return product
 
 
-Axes = tuple[str, int, str, str, str]  # part, layer, norm, quantity, kind
+Axes = tuple[str, int, str]  # part, layer, norm
 
 
 def _rows_at_data(network: Network, inputs: Tensor, options: Options) -> Iterator[dict]:
-    """Rows of the largest Jacobian norm and the largest local certificate over the sequences."""
+    """Rows of the largest Jacobian norm over the sequences."""
     largest: dict[Axes, float] = {}
     lengths_B = network.lengths(inputs)
     sequences = counted(inputs, len(inputs), "lipschitz: sequences")
@@ -258,15 +257,14 @@ def _rows_at_data(network: Network, inputs: Tensor, options: Options) -> Iterato
         sequence = sequence if lengths_B is None else sequence[: lengths_B[number]]
         for axes, value in _at_sequence(network, sequence, options.norms):
             largest[axes] = max(largest.get(axes, 0.0), value)
-    for (part, layer, norm, quantity, kind), value in largest.items():
-        yield _at(part, layer) | _row(norm, quantity, kind, value)
+    for (part, layer, norm), value in largest.items():
+        yield _at(part, layer) | _row(norm, "jacobian", "lower_bound", value)
 
 
 def _at_sequence(network: Network, sequence: Tensor, norms: list[str]) -> Iterator[tuple[Axes, float]]:
-    """Each Jacobian norm and each local certificate at one sequence."""
+    """Each Jacobian norm at one sequence."""
     steps, counted_1N = list(run(network, sequence[None])), network.counted(sequence[None])
     counted_T = None if counted_1N is None else counted_1N[0].nonzero().squeeze(1)
-    whole_bound: float | None = 1.0
     for layer, sublayers in enumerate(network.layers, 1):
         of_layer = {step.sublayer.kind: step for step in steps if step.sublayer.layer == layer}
         x_1ND, first = of_layer["attention"].input_BND, sublayers[0]
@@ -274,26 +272,10 @@ def _at_sequence(network: Network, sequence: Tensor, norms: list[str]) -> Iterat
         whole_layer = functools.partial(through_sublayers, sublayers)
         maps: Any = (("attention", first.f, read_1ND), ("block", whole_layer, x_1ND))
         for norm, (part, function, at) in product(norms, maps):
-            value = jacobian_norm(*_of_tokens(function, at, counted_T), norm)
-            yield (part, layer, norm, "jacobian", "lower_bound"), value
-        formulas = of_networks.layer_of(first.part, len(sequence))
-        if formulas is None:
-            whole_bound = None
-        elif "2" in norms:
-            local = lipschitz_bounds.local_2(formulas, read_1ND).item()
-            yield ("attention", layer, "2", "local", "bound"), local
-            scaled = {kind: step.scale_BN1 for kind, step in of_layer.items() if step.scale_BN1 is not None}
-            local = _layer_bound(sublayers, "2", local, {kind: s.max().item() for kind, s in scaled.items()})
-            yield ("block", layer, "2", "local", "bound"), local
-            whole_bound = None if whole_bound is None else whole_bound * local
+            yield (part, layer, norm), jacobian_norm(*_of_tokens(function, at, counted_T), norm)
     whole = _of_tokens(functools.partial(state_of, network), steps[0].input_BND, counted_T)
     for norm in norms:
-        yield ("network", 0, norm, "jacobian", "lower_bound"), jacobian_norm(*whole, norm)
-    if "2" in norms and whole_bound is not None:
-        if network.last_norm is not None:
-            scale_BN1 = network.last_norm.with_scale(steps[-1].output_BND)[1]
-            whole_bound *= of_networks.norm_bound(network.last_norm, "2", scale_BN1.max().item())
-        yield ("network", 0, "2", "local", "bound"), whole_bound
+        yield ("network", 0, norm), jacobian_norm(*whole, norm)
 
 
 def _of_tokens(
@@ -359,13 +341,12 @@ ROWS = {
     "networks the product of the parts' constants (Lemma 2.1). theorem_printed: p = 2 as printed. one_dimension: "
     "rankbench's own bound for one head of width 1. ball, ball_castin: for dot-product attention while all tokens are "
     "within `radius`. jacobian: the largest ||J||_p at the test sequences, of the map on the tokens that count. "
-    "local: the largest certificate there, over all tokens, a bound on jacobian (not on other inputs). ascent, "
-    "ascent_mirrored: the largest ||J||_p of the ascent so far. spectral_norm: of a weight, by SVD. certificate: "
-    "holds while no embedded token is longer than the longest in the test sequences; on this ball softmax attention "
-    "is bounded, too (rankbench.measures.lipschitz_of_networks.certificate). capped: the theorem's bound on any "
-    "network of this shape whose matrices have no singular value above `cap`. certified_ball: holds on balls around "
-    "the test sequences (rankbench.measures.certified_ball), or everywhere if it is the theorem's; its lower_bound is "
-    "the largest ||J||_p that an ascent found in these balls.",
+    "ascent, ascent_mirrored: the largest ||J||_p of the ascent so far. spectral_norm: of a weight, by SVD. "
+    "certificate: holds while no embedded token is longer than the longest in the test sequences; on this ball softmax "
+    "attention is bounded, too (rankbench.measures.lipschitz_of_networks.certificate). capped: the theorem's bound on "
+    "any network of this shape whose matrices have no singular value above `cap`. certified_ball: holds on balls "
+    "around the test sequences (rankbench.measures.certified_ball), or everywhere if it is the theorem's; its "
+    "lower_bound is the largest ||J||_p that an ascent found in these balls.",
     "kind": "What `value` is to the Lipschitz constant. exact; bound: never below it; lower_bound: never above it; "
     "estimate: neither.",
     "start": "Of an ascent: number of the start, 1 the best of all; else 0.",

@@ -15,10 +15,9 @@ import math
 
 import numpy as np
 import scipy
-import torch
 from torch import Tensor
 
-from rankbench.measures.attention_layer import AttentionLayer, weights
+from rankbench.measures.attention_layer import AttentionLayer
 from rankbench.measures.norms import inf_norm, spectral_norm
 from rankbench.model.contraction import inverse_phi, l2_bound_inf
 from rankbench.model.head_maps import HeadMaps
@@ -135,37 +134,11 @@ def one_dimension_2(layer: AttentionLayer, num_tokens: int) -> float:
     return float(base) * ((w_q_D @ w_v_D).abs() * w_o_D.norm() * w_q_D.norm()).item() / layer.divisor
 
 
-def local_2(layer: AttentionLayer, x_BND: Tensor) -> Tensor:
-    """Bound on ||J(X)||_2 at these inputs alone, (B,); dot or l2, tied or not, masked or not.
-
-    sum_h ||V|| (||P|| + g ||A|| max_i lambda_max(Cov_i) + g sqrt(max_j sum_i P_ij tr(Cov_i) ||W^K r_ij||^2 / s^2)),
-    V, g and r as in attention_layer.rows_of_token, A = W^Q W^K^T / s, Cov_i the covariance of the tokens with weights
-    P_i. The three terms of d(P X) are bounded one by one, the last by Cauchy and Schwarz: sum_j P_ij (x_j - m_i)(.) has
-    squared length at most tr(Cov_i) sum_j P_ij (.)^2.
-    """
-    p_BHNM = weights(layer, x_BND)
-    q_BHNK, k_BHMK = layer.queries_keys(x_BND)
-    # from centred tokens: second moments less squared means lose all digits where tokens are far out or equal
-    centred_BHNMD = x_BND[:, None, None] - (p_BHNM @ x_BND[:, None])[..., None, :]
-    covariance_BHNDE = (p_BHNM[..., None] * centred_BHNMD).mT @ centred_BHNMD
-    spread_BHN = covariance_BHNDE.diagonal(dim1=-2, dim2=-1).sum(-1)
-    widest_BH = torch.linalg.eigvalsh(covariance_BHNDE)[..., -1].amax(-1)
-    pulled_BHND = q_BHNK @ layer.maps.w_k_HDK.mT / layer.scale
-    if layer.kind == "l2":
-        keys_BHMD = k_BHMK @ layer.maps.w_k_HDK.mT / layer.scale
-        squared_BHNM = torch.cdist(pulled_BHND, keys_BHMD, compute_mode="donot_use_mm_for_euclid_dist").square()
-    else:
-        squared_BHNM = pulled_BHND.square().sum(-1, keepdim=True)
-    columns_BH = (p_BHNM * spread_BHN[..., None] * squared_BHNM).sum(-2).amax(-1)
-    inner_BH = spectral_norm(p_BHNM) + layer.slope * (spectral_norm(layer.a_HDD) * widest_BH + columns_BH.sqrt())
-    return (inner_BH * spectral_norm(layer.values_HDD)).sum(-1)
-
-
 def dot_ball_2(layer: AttentionLayer, num_tokens: int, radius: float, *, castin: bool = False) -> float:
     """Bound on ||J(X)||_2 of dot-product attention without masks and biases while every ||x_i||_2 <= radius.
 
-    sum_h sqrt3 ||V|| (||A||^2 R^4 (N + 1) + N)^1/2: the three terms of local_2, (a + b + c)^2 <= 3 (a^2 + b^2 + c^2),
-    with lambda_max(Cov) and tr(Cov) at most R^2. castin: with 4N + 1 for N + 1, Castin et al. 2024, How smooth is
+    sum_h sqrt3 ||V|| (||A||^2 R^4 (N + 1) + N)^1/2: the three terms of softmax_ball_2, (a + b + c)^2 <= 3 (a^2 + b^2 +
+    c^2), with lambda_max(Cov) and tr(Cov) at most R^2. castin: with 4N + 1 for N + 1, Castin et al. 2024, How smooth is
     attention?, Theorem 3.3.
     """
     if layer.kind != "dot" or layer.seen_NM is not None or layer.has_biases:
@@ -178,9 +151,12 @@ def dot_ball_2(layer: AttentionLayer, num_tokens: int, radius: float, *, castin:
 def softmax_ball_2(layer: AttentionLayer, num_tokens: int, radius: float) -> float:
     """Bound on ||J(X)||_2 while every ||x_i||_2 <= radius; dot or l2, tied or not, with any mask and biases.
 
-    sum_h ||V|| (sqrt N + g ||A|| R^2 + g sqrt N R max ||W^K r_ij|| / s): local_2 with the largest value that each of
-    its terms takes on the ball. ||P||_2 <= sqrt N because its rows sum to 1 and its columns to at most N; tr(Cov) is at
-    most R^2; and r is q_i, or for l2 q_i - k_j.
+    sum_h ||V|| (sqrt N + g ||A|| R^2 + g sqrt N R max ||W^K r_ij|| / s), V, g, r as in attention_layer.rows_of_token,
+    A = W^Q W^K^T / s. At given inputs the three terms of d(P X) are at most ||P||, g ||A|| max_i lambda_max(Cov_i) and
+    g sqrt(max_j sum_i P_ij tr(Cov_i) ||W^K r_ij||^2 / s^2), Cov_i the covariance of the tokens with weights P_i; the
+    last by Cauchy and Schwarz: sum_j P_ij (x_j - m_i)(.) has squared length at most tr(Cov_i) sum_j P_ij (.)^2. Here
+    each has its largest value on the ball. ||P||_2 <= sqrt N because its rows sum to 1 and its columns to at most N;
+    tr(Cov) is at most R^2; and r is q_i, or for l2 q_i - k_j.
     """
     w = layer.maps
     a_H = spectral_norm(layer.a_HDD)

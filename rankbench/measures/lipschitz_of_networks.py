@@ -183,13 +183,11 @@ def matrices(sublayer: AnySublayer) -> dict[str, Tensor]:
     return side_by_side | {"w_o": sublayer.part.out.weight}
 
 
-def norm_bound(norm: Norm | None, p: str, largest_scale: float | None = None) -> float:
-    """Bound on Lip_p of a norm that divides its input by at least 1 / largest_scale; None: sqrt(epsilon). 1 without a
-    norm."""
+def norm_bound(norm: Norm | None, p: str) -> float:
+    """Bound on Lip_p of a norm, which divides its input by at least sqrt(epsilon). 1 without a norm."""
     if norm is None:
         return 1.0
-    largest_scale = norm.epsilon**-0.5 if largest_scale is None else largest_scale
-    of_norm = lipschitz_bounds.norm_bound(norm.width, norm.weight, largest_scale, p, norm.kind == "layernorm")
+    of_norm = lipschitz_bounds.norm_bound(norm.width, norm.weight, norm.epsilon**-0.5, p, norm.kind == "layernorm")
     return norm.factor * of_norm
 
 
@@ -204,9 +202,9 @@ def mlp_bound(mlp: MLP, p: str) -> float:
     return weights * ACTIVATION_LIPSCHITZ[mlp.activation_name]
 
 
-def sublayer_bound(sublayer: AnySublayer, p: str, part: float, largest_scale: float | None = None) -> float:
+def sublayer_bound(sublayer: AnySublayer, p: str, part: float) -> float:
     """Bound on Lip_p of a sub-layer from that of its part: the sub-layer run on Lipschitz constants (Lemma 2.1)."""
-    of_norm, of_branch_norm = norm_bound(sublayer.norm, p, largest_scale), norm_bound(sublayer.branch_norm, p)
+    of_norm, of_branch_norm = norm_bound(sublayer.norm, p), norm_bound(sublayer.branch_norm, p)
     return sublayer.apply(
         1.0,
         part=lambda constant: part * constant,

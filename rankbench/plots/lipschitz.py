@@ -19,7 +19,6 @@ DRAWN = {
     "ball": ("bound on a ball", 4, "v", "-."),
     "certificate": ("certificate on a ball", 5, "^", "-"),
     "capped": ("Theorem 3.2, matrices at the cap", GREY, "P", "-"),
-    "local": ("certificate at the data", 3, "D", "-"),
     "ascent": ("lower bound: ascent, best start", 0, "o", "-"),
     "ascent_mirrored": ("lower bound: ascent, mirrored", INK, "x", "none"),
     "jacobian": ("lower bound: Jacobian at the data", 1, "s", "-"),
