@@ -34,6 +34,7 @@ from rankbench.seeds import generator_for
 from rankbench.tasks import Corpus
 
 MOST_NUMBERS = 8192  # of a sequence's states: its Jacobian then takes half a GiB, and its norm a few minutes
+BELOW_CAP = 1 + 1e-4  # times the cap: a capped matrix has a norm some 1e-6 above it in float32
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,8 @@ class Options:
     sequences: int | None = key("Number of test sequences at which the model is measured. null: all.", at_least=1)
     radii: list[float] = key("Radii of balls around embedded test sequences (Frobenius norm). []: none.", above=0)
     cap: float | None = key(
-        "c: the network is also bounded with all matrices at spectral norm c, as with optimizer.cap=c. null: not.",
+        "c: a network whose matrices have spectral norms of at most c is also bounded with all of them at c, as with "
+        "optimizer.cap=c. null: not.",
         above=0,
     )
     starts: int = key("Number of random inputs at which the ascent begins. 0: no ascent.", at_least=0)
@@ -185,12 +187,13 @@ def _at(part: str, layer: int) -> dict:
 
 def _rows_of_parts(network: Network, num_tokens: int, options: Options) -> Iterator[dict]:
     """Rows of the constants that follow from weights alone: of weights, attention, layers and the network."""
-    whole = dict.fromkeys(options.norms, 1.0)
+    whole, largest = dict.fromkeys(options.norms, 1.0), 0.0
     for number, sublayers in enumerate(network.layers, 1):
         for sublayer in sublayers:
             for name, weight in of_networks.matrices(sublayer).items():
-                row = _row("2", "spectral_norm", "exact", lipschitz_bounds.linear_norm(weight, "2"))
-                yield _at(name, number) | row
+                norm_of_weight = lipschitz_bounds.linear_norm(weight, "2")
+                largest = max(largest, norm_of_weight)
+                yield _at(name, number) | _row("2", "spectral_norm", "exact", norm_of_weight)
         attention = sublayers[0].part
         bounds = {norm: of_networks.attention_bound(attention, num_tokens, norm) for norm in options.norms}
         constants = _constants(of_networks.layer_of(attention, num_tokens), num_tokens, options, bounds)
@@ -202,7 +205,7 @@ def _rows_of_parts(network: Network, num_tokens: int, options: Options) -> Itera
     for norm, value in whole.items():
         value *= of_networks.norm_bound(network.last_norm, norm)
         yield _at("network", 0) | _row(norm, "theorem", "bound", value)
-    if options.cap is not None and "2" in options.norms:
+    if options.cap is not None and "2" in options.norms and largest <= options.cap * BELOW_CAP:
         value = of_networks.capped_bound(network, num_tokens, options.cap)
         yield _at("network", 0) | _row("2", "capped", "bound", value)
 

@@ -140,6 +140,20 @@ def test_the_bound_at_the_cap_is_the_largest_of_capped_networks(random_network, 
     assert at_cap == pytest.approx(((1 + of_attention) * (1 + of_mlp)) ** 2, rel=1e-12)
 
 
+def test_only_a_network_below_the_cap_has_its_bound(random_network, sorting_task):
+    model, batch = random_network(2, seed=6, norm="none", attention="l2", tied_qk=True)
+    subject = Subject("a run", 0, sorting_task(), batch, batch, {"trained": model})
+
+    def at_cap(cap):
+        table = ANALYSES["lipschitz"].table(subject, options_of("lipschitz", cap=cap))
+        largest = float(table[table.quantity == "spectral_norm"].value.max())
+        return table[table.quantity == "capped"].value.tolist(), largest
+
+    _, largest = at_cap(1.0)
+    assert at_cap(0.99 * largest)[0] == []
+    assert at_cap(largest)[0] == [of_networks.capped_bound(model, 4, largest)]
+
+
 def test_a_cap_that_bounds_nothing_is_refused():
     from rankbench.analysing.runner import check_analyses
 

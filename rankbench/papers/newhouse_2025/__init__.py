@@ -5,18 +5,23 @@ import math
 import pandas as pd
 
 from rankbench.judging.claim import Claim, NotMeasurable, below, exact_check
-from rankbench.judging.sweeps import at_one_end
+from rankbench.judging.sweeps import at_end, in_reverse
 
 PAPERS = {"Newhouse et al. 2025": "Training transformers with enforced Lipschitz constants"}
 
 
+CAP = "optimizer.cap"
+
+
 def _above_cap(rows: pd.DataFrame) -> float:
-    """log10 of the trained network's certificate over that of a network whose matrices are all at the cap."""
+    """log10 of the certificate of the network trained with the smallest cap over that of a network whose matrices are
+    all at the cap, which only the table of a network below it has."""
     of_network = rows[(rows.weights == "trained") & (rows.part == "network") & (rows.p == 2)]
-    values = of_network.set_index("quantity").value
-    if not {"theorem", "capped"} <= set(values.index):
+    at_cap = of_network[of_network.quantity == "capped"].value
+    if at_cap.empty:
         raise NotMeasurable("the table has no certificate of a trained network beside that at the cap")
-    return math.log10(values["theorem"] / values["capped"])
+    theorem = of_network[of_network.quantity == "theorem"]
+    return at_end(theorem, CAP, lambda of_cap: math.log10(of_cap.value.iloc[0] / at_cap.iloc[0]), 0)
 
 
 CLAIMS: dict[str, Claim] = {
@@ -26,6 +31,8 @@ CLAIMS: dict[str, Claim] = {
         source="Newhouse et al. 2025, Training transformers with enforced Lipschitz constants",
         table="lipschitz",
         claimed=below(1e-4),  # the trained weights are float32: some 1e-6 in each of a dozen factors
-        **at_one_end("optimizer.cap", 0, _above_cap),
+        measure=_above_cap,
+        along=CAP,
+        control=in_reverse(CAP),
     ),
 }
