@@ -125,12 +125,8 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
                     row |= _interval(name, numbers_B, options.resamples)
                 rows.append(row | same)
         for number, values in by_layer.items():
-            defined_B = values.numbers["size"][0] > 0
-            row = {"weights": weights, "of": "layer", "part": "layer", "layer": number + 1}
-            for name in NEEDED:
-                row |= _interval(name, values.numbers[name][0][defined_B], options.resamples)
-            row |= {"remainder": values.remainder, "frozen": "; ".join(values.frozen), "measured": layers[number].name}
-            rows.append(row | {"num_sequences": example.num_sequences, "num_undefined": int((~defined_B).sum())})
+            row = {"weights": weights, "layer": number + 1, "measured": layers[number].name}
+            rows.append(row | {"num_sequences": example.num_sequences} | _of_layer(values, options.resamples))
     return pd.DataFrame(rows, columns=list(ROWS)).assign(**subject.what_counts)
 
 
@@ -168,6 +164,15 @@ class _Values(NamedTuple):
     remainder: float
     frozen: dict[str, None]
     unit: float
+
+
+def _of_layer(values: _Values, resamples: int) -> dict[str, Any]:
+    """Of the states after a layer, what its row says of all sequences together."""
+    defined_B = values.numbers["size"][0] > 0
+    row: dict[str, Any] = {"of": "layer", "part": "layer", "num_undefined": int((~defined_B).sum())}
+    for name in NEEDED:
+        row |= _interval(name, values.numbers[name][0][defined_B], resamples)
+    return row | {"remainder": values.remainder, "frozen": "; ".join(values.frozen)}
 
 
 @dataclass

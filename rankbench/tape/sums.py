@@ -162,12 +162,9 @@ class Tape:
     def sums_of_each(
         self, places: Sequence[Upto | Callable], value_biases: str = "head", refuse: bool = True
     ) -> Iterator[tuple[int, Sums]]:
-        """Yield the index of each of these places with its sums, in the order of the module's calls, in one replay.
-        For a tape without `begin`.
-
-        places: each as `upto` or as `output` of `sums`, which has the other arguments. The replay goes on in the memory
-        of the sums, so those of one place are lost when the next are asked for.
-        """
+        """Yield the index of each of these places with its sums, in the order of the module's calls, in one replay; for
+        a tape without `begin`. places: each as `upto` or as `output` of `sums`, which has the other arguments. The
+        replay goes on in the memory of the sums, so those of one place are lost when the next are asked for."""
         sweep, wanted, values = self._sweeps(value_biases)[0], dict[Node, list[int]](), dict[int, Tensor]()
         for number, place in enumerate(places):
             target, state = self._found(None, place) if callable(place) else self._found(place, None)
@@ -179,8 +176,7 @@ class Tape:
         if unknown := {target.index for target in wanted} - set(values):
             values |= self._values(unknown)
         behind = {target: nodes_of(target) for target in wanted}
-        every = {node for nodes in behind.values() for node in nodes}
-        for node, _, slots in sweep.steps(sorted(every, key=lambda node: node.index)):
+        for node, _, slots in sweep.steps(sorted(set().union(*behind.values()), key=lambda node: node.index)):
             for number in wanted.get(node, ()):
                 yield number, self._sums([sweep], [slots], behind[node], values[node.index], refuse)
 
@@ -304,11 +300,9 @@ class Tape:
     def _target(self, upto: Upto, output: Callable | None) -> tuple[Node | Tensor, Tensor]:
         """What to replay, and its recorded value."""
         target, state = self._found(upto, output)
-        if state is not None:
-            return target, state
-        if not isinstance(target, Node):
-            return target, target
-        return target, self._values({target.index})[target.index]
+        if state is None:
+            state = self._values({target.index})[target.index] if isinstance(target, Node) else target
+        return target, state
 
     def _found(self, upto: Upto, output: Callable | None) -> tuple[Node | Tensor, Tensor | None]:
         """What to replay, and its value if the module returned it."""
