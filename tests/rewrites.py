@@ -44,7 +44,7 @@ SAME_OUTPUT_IN_FLOAT32, SAME_VALUE_IN_FLOAT32 = 1e-5, 1e-4
 
 # Left out of the comparison: names, which a rewrite may change; and what is decided by random rounding or by random
 # shuffles, whose draws depend on the number and the order of the calls.
-NAMES = ["run", "model", "submodule", "frozen", "measured"]
+NAMES = ["run", "model", "submodule", "frozen", "measured", "weights_sd"]  # weights_sd: of the weights as written
 RANDOM = ["noise_floor", "relative_noise_floor", "below_floor", "attention_relative_noise_floor"]
 RANDOM += ["attention_below_floor", "distance_noise_floor", "uniform_below_floor", "identity_below_floor"]
 RANDOM += ["error_below_floor", "remainder", "shuffled_over_law"]
