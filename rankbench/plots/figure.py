@@ -215,7 +215,7 @@ def in_words(variant: str) -> str:
 
 
 def uncounted_in_words(table: pd.DataFrame) -> str:
-    """What the column special_tokens says, as `left out: special tokens, first token`; empty without such a column."""
+    """What the column special_tokens says, as `left out: special tokens, first`; empty without such a column."""
     if "special_tokens" not in table or table.special_tokens.nunique() != 1:
         return ""
     special, *others = str(table.special_tokens.iloc[0]).split("+")

@@ -84,14 +84,14 @@ class Kernels(NamedTuple):
 
 
 def kernels_of(step: str, cfg: TrainConfig, task: Task, model: Transformer | Lstm) -> Kernels:
-    """The kernels of a step, one of runs.run.STEPS; of a fused one those of its evaluations.
+    """The kernels of a step: plain, torch.compile or compiled graph, of runs.run.STEPS.
 
     A graph's evaluations are not compiled. In it, sequences of one length get a compiled graph of the whole network,
     those of a corpus one of each kind of sub-layer, for all layers and lengths.
     """
     plain = per_seed(model, "step", "side_by_side")
     in_parts = step == "compiled graph" and isinstance(task, Corpus)
-    if step not in ("torch.compile", "compiled graph"):
+    if step == "plain":
         return Kernels(plain, dropout_masks, plain)
     if in_parts:
         forward = plain

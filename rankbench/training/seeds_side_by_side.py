@@ -67,8 +67,9 @@ class Training:
         self.graphs = Graphs(self._move) if step in ("graph", "compiled graph") else None
         compiles = step in ("torch.compile", "compiled graph")
         self.at_a_time = seeds_at_a_time(cfg, task, vectorised, machine.device.type, compiles)
-        self.kernels, self.plain = (kernels_of(kind, cfg, task, self.model) for kind in (step, "plain"))
-        self._unchecked = compiles
+        self.kernels = self.plain = kernels_of("plain", cfg, task, model)
+        if compiles:
+            self.kernels = kernels_of(step, cfg, task, model)
         self._checked: set[torch.Size] = set()
         initial = [dict(initial_model(cfg.model, task, seed).named_parameters()) for seed in seeds]
         self._stack({name: torch.stack([weights[name].detach() for weights in initial]) for name in initial[0]})
@@ -123,7 +124,7 @@ class Training:
         """Move the weights of every seed down the gradient of its loss on a batch, and add the scores before that to
         the sums."""
         work, streams_S2 = self._move if self.graphs is None else self.graphs, self._streams()
-        if self._unchecked and batch.inputs.shape not in self._checked:
+        if self.kernels is not self.plain and batch.inputs.shape not in self._checked:
             self._check_compiled(batch, streams_S2)
         work(batch, streams_S2, rate)
 
@@ -138,7 +139,6 @@ class Training:
             self.kernels = compiled
             return
         log.warning("trainer.compile=%s: this training goes on uncompiled: %s", self.cfg.trainer.compile, reason)
-        self._unchecked = False
         if self.graphs is not None:  # they hold compiled kernels
             self.graphs.forget()
 

@@ -463,10 +463,8 @@ def test_a_spectrum_says_how_large_weights_are_and_which_tokens_count(columns, s
     table = pd.DataFrame({"path_length": [0, 1, 2] * 2, "mass": 0.5, "run": ["one"] * 3 + ["two"] * 3, "of": "states"})
     table = table.assign(seed=[0] * 3 + [1] * 3, weights="trained", part="length", below_floor=0)
     table = table.assign(**dict.fromkeys(["error_upto", "loss_upto", "kl_upto"], np.nan), error_below_floor=0)
-    texts = [
-        text.get_text() for text in draw_spectrum(table.assign(kl_below_floor=0, **columns)).legends[0].get_texts()
-    ]
-    assert texts == said
+    (legend,) = draw_spectrum(table.assign(kl_below_floor=0, **columns)).legends
+    assert [text.get_text() for text in legend.get_texts()] == said
 
 
 @pytest.mark.parametrize("steps", [999, 2345, 36_000, 200_000])

@@ -5,6 +5,8 @@ models are trained, so the claims are on networks outside of its setting. The re
 of the tokens from all being equal, 0 where they have met.
 """
 
+from functools import partial
+
 import pandas as pd
 
 from rankbench.judging.claim import Claim, Control, NotMeasurable, above, below, untrained_by_loss
@@ -43,34 +45,26 @@ def _before_training(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([fresh, fresh.assign(weights="trained")])
 
 
+_of_residual = partial(Claim, source=ISOBE, table="residual", scale="positive", floor="below_floor", since="2026-11-27")
+
 CLAIMS: dict[str, Claim] = {
-    "isobe_trained_escape": Claim(
+    "isobe_trained_escape": _of_residual(
         statement="In trained language models tokens first become alike and then differ again: the relative residual "
         "falls from the embedding on and rises again up to the last layer, each by more than a tenth (the smaller of "
         "the two ends over the smallest of all layers; threshold: ours).",
-        source=ISOBE,
-        table="residual",
         measure=_valley,
         claimed=above(TENTH),
         why_untrained=untrained_by_loss,
-        scale="positive",
-        floor="below_floor",
         control=Control("the same networks before training", _before_training),
-        since="2026-11-27",
     ),
-    "isobe_fresh_stay": Claim(
+    "isobe_fresh_stay": _of_residual(
         statement="Before training tokens do not leave the cluster: the relative residual after the last layer is the "
         "smallest of all layers, up to a tenth (last over smallest; threshold: ours).",
-        source=ISOBE,
-        table="residual",
         measure=_last_over_smallest,
         claimed=below(TENTH),
         why_untrained=None,
-        scale="positive",
-        floor="below_floor",
         control=Control(
             "the same layers in reverse order", lambda rows: rows.assign(layer=rows.layer.max() - rows.layer)
         ),
-        since="2026-11-27",
     ),
 }

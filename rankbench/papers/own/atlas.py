@@ -186,16 +186,15 @@ CLAIMS: dict[str, Claim] = {
     ),
 }
 
-_in_grid = partial(
-    replace, source="rankbench, experiment=depth_grid", across=False, repeats="seed", why_untrained=_untrained
-)
+GRID = "rankbench, experiment=depth_grid"
+_of_grid = partial(Claim, source=GRID, table="spectrum")
+_of_growth = partial(_of_grid, measure=_growth_in_second_half, why_untrained=_untrained)
+_in_grid = partial(replace, source=GRID, across=False, repeats="seed", why_untrained=_untrained)
 
 CLAIMS |= {
-    "grid_no_fraction": Claim(
+    "grid_no_fraction": _of_grid(
         statement="The length that a network needs is no constant fraction of its depth: k99 grows as depth to a power "
         "below 1 (slope of log k99 against log depth; threshold: ours, .9).",
-        source="rankbench, experiment=depth_grid",
-        table="spectrum",
         measure=_power_of_depth,
         claimed=below(FRACTION),
         why_untrained=None,  # networks that have not learned are left out
@@ -205,11 +204,9 @@ CLAIMS |= {
             lambda rows: rows.assign(k99=rows[LAYERS].astype(float) / 2),
         ),
     ),
-    "grid_variance": Claim(
+    "grid_variance": _of_grid(
         statement="The variance of length, weighted by shares, is below its mean, as that of a sum of independent "
         "choices (log of the ratio).",
-        source="rankbench, experiment=depth_grid",
-        table="spectrum",
         measure=_variance_over_mean,
         claimed=below(0.0),
         applies=_is_deep,
@@ -219,12 +216,10 @@ CLAIMS |= {
             share=".5 * (path_length == 0) + .5 * (path_length == path_length.max())",
         ),
     ),
-    "grid_shared_cancel": Claim(
+    "grid_shared_cancel": _of_grid(
         statement="Layers that share their weights make path sums that cancel: from 8 layers on, the masses of all "
         "lengths in the last states of a trained network sum to more than those of the same network whose layers have "
         "weights of their own (log of the ratio; above 0, however little).",
-        source="rankbench, experiment=depth_grid",
-        table="spectrum",
         **between(SHARED, "true", "false", _log_of_masses),
         claimed=above(0.0),
         applies=_is_deep,
@@ -232,26 +227,18 @@ CLAIMS |= {
     ),
     "grid_tail": _in_grid(CLAIMS["atlas_tail"], applies=_is_deep),
     "grid_hard_tokens": _in_grid(CLAIMS["atlas_hard_tokens"]),
-    "grid_post_norm_grows": Claim(
+    "grid_post_norm_grows": _of_growth(
         statement="In one post-norm network the needed length grows to the end: from the middle layer to the last, k99 "
         "of the states grows as the layer to a power above a half (threshold: ours).",
-        source="rankbench, experiment=depth_grid",
-        table="spectrum",
-        measure=_growth_in_second_half,
         claimed=above(GROWTH),
         applies=partial(_has_layers, "post"),
-        why_untrained=_untrained,
         control=Control.beyond("one head needed after every layer", of="part == 'layer'", k99=1.0),
     ),
-    "grid_pre_norm_saturates": Claim(
+    "grid_pre_norm_saturates": _of_growth(
         statement="In one pre-norm network the needed length saturates: from the middle layer to the last, k99 of the "
         "states grows as the layer to a power below a half (threshold: ours).",
-        source="rankbench, experiment=depth_grid",
-        table="spectrum",
-        measure=_growth_in_second_half,
         claimed=below(GROWTH),
         applies=partial(_has_layers, "pre"),
-        why_untrained=_untrained,
         control=Control.beyond("the longest path needed after every layer", of="part == 'layer'", k99="layer"),
     ),
 }
