@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from rankbench.analyses.analysis import Foreign, Subject
+from rankbench.analysing.module_runs import check_runs
 from rankbench.config.keys import ConfigError
 from rankbench.config.schema import AnalyzeConfig
-from rankbench.measures.module_padding import SEQUENCES_AT_A_TIME
 from rankbench.measures.module_reading import Asked
 from rankbench.measures.network_table import in_words, table_of_reading
 from rankbench.model.kinds import Kinds
@@ -26,7 +26,7 @@ from rankbench.runs.machine import Machine
 from rankbench.runs.tables import with_who
 from rankbench.seeds import generator_for
 from rankbench.tasks import Batch
-from rankbench.tasks.task import ABSENT, score
+from rankbench.tasks.task import ABSENT
 
 OWN_TEXTS = (  # what a checkpoint reads if the user gives nothing
     "The river rose in the night, and by morning the lower fields were under water.",
@@ -41,6 +41,9 @@ OWN_TEXTS = (  # what a checkpoint reads if the user gives nothing
 
 # By spec: checked before anything is written, and measured later, so that the user's code runs once.
 BUILT: dict[str, tuple[nn.Module, Example | None]] = {}
+SUBJECTS: dict[
+    str, list[Subject]
+] = {}  # by config, the last one's: what was read of them when they were checked is kept
 load_once = lru_cache(maxsize=1)(load_checkpoint)
 
 
@@ -51,6 +54,7 @@ def building_once() -> Iterator[None]:
     try:
         yield
     finally:
+        SUBJECTS.clear()
         for spec in set(BUILT) - before:
             del BUILT[spec]
 
@@ -96,15 +100,16 @@ def checked_subjects(cfg: AnalyzeConfig) -> Sequence[Subject]:
 
 def foreign_subjects(cfg: AnalyzeConfig, machine: Machine) -> Sequence[Subject]:
     """The user's module, or the checkpoint of the config along with fresh weights for each seed."""
-    if cfg.module is not None:
-        return [_of_user(cfg, cfg.module, machine)]
-    assert cfg.checkpoint is not None  # see is_foreign
-    return [_of_checkpoint(cfg, cfg.checkpoint, seed, machine) for seed in range(cfg.seed, cfg.seed + cfg.replicas)]
+    if (same := repr(replace(cfg, out=""))) not in SUBJECTS:
+        SUBJECTS.clear()
+        of = _of_user if cfg.module is not None else _of_checkpoint
+        SUBJECTS[same] = [of(cfg, seed, machine) for seed in range(cfg.seed, cfg.seed + cfg.replicas)]
+    return SUBJECTS[same]
 
 
-def _of_user(cfg: AnalyzeConfig, spec: str, machine: Machine) -> Subject:
+def _of_user(cfg: AnalyzeConfig, seed: int, machine: Machine) -> Subject:
     """The user's module with the inputs of the config, or else with its own; it is moved in place."""
-    given = None
+    spec, given = cfg.module or "", None
     if cfg.tokenizer is not None:
         given = _texts(cfg, cfg.tokenizer)
     elif cfg.inputs is not None:
@@ -121,7 +126,7 @@ def _of_user(cfg: AnalyzeConfig, spec: str, machine: Machine) -> Subject:
     modules, example = {"given": module}, example.to(machine.device, machine.dtype)
     example = replace(example, kinds=_kinds({}, {}, cfg))
     foreign = Foreign(type(module).__name__, inputs, modules, example, asked_of(cfg))
-    return Subject(spec, cfg.seed, foreign=foreign)
+    return Subject(spec, seed, foreign=foreign)
 
 
 def asked_of(cfg: AnalyzeConfig) -> Asked:
@@ -173,11 +178,12 @@ class Texts:
     target_kind: str = "classes"
 
 
-def _of_checkpoint(cfg: AnalyzeConfig, path: str, seed: int, machine: Machine) -> Subject:
+def _of_checkpoint(cfg: AnalyzeConfig, seed: int, machine: Machine) -> Subject:
     """A checkpoint with its trained weights and fresh ones of this seed; for later seeds with the fresh ones alone.
 
     A family without an adapter has modules alone.
     """
+    path = cfg.checkpoint or ""
     checkpoint = load_once(path, seed)
     models = {"trained": checkpoint.trained, "initialised": checkpoint.initialised}
     models = {name: model.to(machine.device, machine.dtype) for name, model in models.items()}
@@ -340,50 +346,6 @@ def _example(inputs: Tensor, targets: Tensor | None, model: Any, special: tuple[
     is_special_BN = torch.isin(inputs, torch.tensor(special))
     special_BN = is_special_BN if is_special_BN.any() else None
     return replace(as_example(arguments, "inputs"), targets=targets, special_BN=special_BN)
-
-
-@torch.no_grad()
-def check_runs(subject: Subject, is_read: bool = True) -> None:
-    """ConfigError if a module does not run on its inputs; and, if it is read, has no attention, fails on some of the
-    sequences, or returns what the targets do not fit."""
-    if not is_read:
-        for module in subject.modules.values():
-            with _told(subject, f"does not run on inputs={subject.who['task']}"):
-                subject.example.run(module)
-        return
-    with _told(subject, f"does not run on inputs={subject.who['task']}"):
-        reads = subject.reads
-    for read in reads.values():
-        begin = 0
-        for chunk in read.example.split(SEQUENCES_AT_A_TIME):
-            end = begin + chunk.num_sequences
-            with _told(subject, f"does not run on sequences {begin + 1} to {end} of inputs={subject.who['task']}"):
-                result = chunk.run(read.module)
-            begin = end
-            if chunk.targets is None or read.upto is not None:
-                continue
-            output = read.arranged(read.choose(result))
-            with _told(
-                subject,
-                f"its targets of shape {tuple(chunk.targets.shape)} do not fit its output of shape "
-                f"{tuple(output.shape)}, which {read.target.name} is",
-            ):
-                score(output, chunk.targets)
-
-
-@contextmanager
-def _told(subject: Subject, what: str) -> Iterator[None]:
-    """Turn whatever a module raises into one line."""
-    try:
-        yield
-    except ConfigError:
-        raise
-    except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        hint = "HYDRA_FULL_ERROR=1 shows where"
-        if "_grouped_mm" in reason or "grouped_gemm" in reason or "mat_a" in reason:
-            hint = "experts of this kind need precision=fp32, or the library's eager experts"
-        raise ConfigError(f"model={subject.run}: {what} ({reason[:300]}); {hint}") from error
 
 
 def described(subject: Subject) -> list[str]:

@@ -35,7 +35,7 @@ from torch.optim import Optimizer
 
 from rankbench import plots
 from rankbench.analyses import Subject
-from rankbench.analysing.modules import check_runs
+from rankbench.analysing.module_runs import check_runs
 from rankbench.config.keys import ConfigError, check_known, refuse_null_byte
 from rankbench.model.undisturbed import changed_by, hooked, undisturbed
 from rankbench.observing.folder import STEPS, Table, begin, check_folder, config_of, identity, observed_steps

@@ -1,0 +1,55 @@
+"""Whether a network that is not ours runs on all of its sequences, before anything is measured or written."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from rankbench.analyses.analysis import Subject
+from rankbench.config.keys import ConfigError
+from rankbench.measures.module_padding import SEQUENCES_AT_A_TIME
+from rankbench.tasks.task import score
+
+
+@torch.no_grad()
+def check_runs(subject: Subject, is_read: bool = True) -> None:
+    """ConfigError if a module does not run on its inputs; and, if it is read, has no attention, fails on some of the
+    sequences, or returns what the targets do not fit."""
+    if not is_read:
+        for module in subject.modules.values():
+            with _told(subject, f"does not run on inputs={subject.who['task']}"):
+                subject.example.run(module)
+        return
+    with _told(subject, f"does not run on inputs={subject.who['task']}"):
+        reads = subject.reads
+    for read in reads.values():
+        begin = 0
+        for chunk in read.example.split(SEQUENCES_AT_A_TIME):
+            end = begin + chunk.num_sequences
+            with _told(subject, f"does not run on sequences {begin + 1} to {end} of inputs={subject.who['task']}"):
+                result = chunk.run(read.module)
+            begin = end
+            if chunk.targets is None or read.upto is not None:
+                continue
+            output = read.arranged(read.choose(result))
+            with _told(
+                subject,
+                f"its targets of shape {tuple(chunk.targets.shape)} do not fit its output of shape "
+                f"{tuple(output.shape)}, which {read.target.name} is",
+            ):
+                score(output, chunk.targets)
+
+
+@contextmanager
+def _told(subject: Subject, what: str) -> Iterator[None]:
+    """Turn whatever a module raises into one line."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        hint = "HYDRA_FULL_ERROR=1 shows where"
+        if "_grouped_mm" in reason or "grouped_gemm" in reason or "mat_a" in reason:
+            hint = "experts of this kind need precision=fp32, or the library's eager experts"
+        raise ConfigError(f"model={subject.run}: {what} ({reason[:300]}); {hint}") from error
