@@ -20,7 +20,7 @@ from rankbench.config.keys import key
 from rankbench.measures.attention_matrices import attention_metrics
 from rankbench.measures.dong_theory import num_paths
 from rankbench.measures.frozen_network import FrozenNetwork, sums_through_heads
-from rankbench.measures.module_paths import norms, parts_with_floors, paths_of, recorded
+from rankbench.measures.module_paths import floors_of_parts, norms, paths_of, recorded
 from rankbench.measures.module_reading import ReadModule
 from rankbench.measures.norms import frobenius_norm, without_absent
 from rankbench.measures.paths import NUMBERS_AT_A_TIME
@@ -158,15 +158,15 @@ def _below_floor(subject: Subject, batch: Batch, mlp: str) -> dict[str, Tensor]:
     with RandomRounding(generator_for(subject.seed, "rounding")):
         perturbed_parts, perturbed_effects = measured(num_passes(*parts_TBND.shape[-2:]))
     num_sequences = len(batch.inputs)
-    floors = FloorsOfSums.of(parts_TBND, perturbed_parts.split(num_sequences, dim=1), counted_BN)
+    floors = FloorsOfSums(parts_TBND, perturbed_parts.split(num_sequences, dim=1), counted_BN)
     of_effects = _effects_below(effects_2TB, perturbed_effects.split(num_sequences, dim=-1))
-    return dict(zip(BELOW, (floors.share_below(parts_TBND, counted_BN), *of_effects), strict=True))
+    return dict(zip(BELOW, (floors.share_below(), *of_effects), strict=True))
 
 
 def _effects_below(effects: Tensor, perturbed: Sequence[Tensor]) -> Tensor:
     """1 where an effect, summed over its last axis, the sequences, is no more than rounding, else 0."""
     summed, *others = (x.sum(-1).view(-1, 1, 1, 1) for x in (effects, *perturbed))
-    return FloorsOfSums.of(summed, others, None).share_below(summed, None).view(effects.shape[:-1])
+    return FloorsOfSums(summed, others, None).share_below().view(effects.shape[:-1])
 
 
 def _sums(model: Transformer, batch: Batch, mlp: str) -> dict[str, Tensor]:
@@ -247,8 +247,8 @@ def _below_floor_of(read: ReadModule, example: Example, seed: int) -> list[dict[
             if example.targets is not None:
                 yield effects.of(part).sum(1).view(2, 1, 1, 1)
 
-    each = parts_with_floors(read, example, parts_of, generator_for(seed, "rounding"))
-    shares = torch.cat([floors.share_below(part_TBNC, counted_BN) for part_TBNC, counted_BN, floors in each])
+    each = floors_of_parts(read, example, parts_of, generator_for(seed, "rounding"))
+    shares = torch.cat([floors.share_below() for floors in each])
     of_part = 1 if example.targets is None else len(BELOW)
     return [dict(zip(BELOW, below, strict=False)) for below in shares.view(-1, of_part).tolist()]
 

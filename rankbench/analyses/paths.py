@@ -21,7 +21,7 @@ from rankbench.analyses.columns import SPECIAL_TOKENS, WHOLE_ACCURACY
 from rankbench.config.keys import key
 from rankbench.measures.dong_theory import length_share, num_paths
 from rankbench.measures.frozen_network import FrozenNetwork, sums_by_length
-from rankbench.measures.module_paths import check_sums, module_sums, parts_with_floors, paths_of
+from rankbench.measures.module_paths import check_sums, floors_of_parts, module_sums, paths_of
 from rankbench.measures.module_reading import ReadModule
 from rankbench.measures.norms import composite_norm, frobenius_norm, residual_matrix, without_absent
 from rankbench.measures.paths import all_paths, read_out, sample_paths, sums_of_groups
@@ -94,17 +94,18 @@ def _floors(
     floors = floors_of_sums(
         lambda copies: sums_of(side_by_side(batch.inputs, copies)), sums_GBND, counted_BN, generator
     )
-    return _floor_columns(sums_GBND, counted_BN, floors)
+    return _floor_columns(floors)
 
 
-def _floor_columns(sums_GBND: Tensor, counted_BN: Tensor | None, floors: FloorsOfSums) -> list[dict[str, float]]:
+def _floor_columns(floors: FloorsOfSums) -> list[dict[str, float]]:
+    sums_GBND, counted_BN, residual_GB = floors.sums_GBND, floors.counted_BN, floors.residual_GB
     seen, kept_B = counted_first(counted_BN)
     sizes = [value_per_length(composite_norm, seen(sum_BND), kept_B) for sum_BND in sums_GBND]
     relative_GB, size_GB = _relative_residuals(sums_GBND, counted_BN), torch.stack(sizes)
     columns = {
-        "relative_noise_floor": torch.where(size_GB > 0, floors.residual_GB / size_GB, torch.nan).nanmean(1),
-        "below_floor": (~(relative_GB * size_GB > floors.residual_GB)).double().mean(1),
-        "sum_below_floor": floors.share_below(sums_GBND, counted_BN),
+        "relative_noise_floor": torch.where(size_GB > 0, residual_GB / size_GB, torch.nan).nanmean(1),
+        "below_floor": (~(relative_GB * size_GB > residual_GB)).double().mean(1),
+        "sum_below_floor": floors.share_below(),
     }
     return [
         dict(zip(FLOORS, numbers, strict=True))
@@ -266,8 +267,7 @@ def _of_modules(subject: Subject, options: Options) -> pd.DataFrame:
         reading, counts = ReadOuts.joined(parts), paths_of(read).by_length
         whole, total_B = Score(*reading.score_G3[-1]), reading.norm_GB[:-1].sum(0)
         generator = generator_for(subject.seed, "rounding")
-        ((sums_KBNC, counted_BN, floors_of),) = parts_with_floors(read, example, partial(_by_length, read), generator)
-        floors = _floor_columns(sums_KBNC, counted_BN, floors_of)
+        (floors,) = map(_floor_columns, floors_of_parts(read, example, partial(_by_length, read), generator))
         for length in range(len(reading.norm_GB) - 1):
             row = _row("frozen", "all", length, counts[length] / sum(counts)) | reading.row(length) | floors[length]
             row |= {"norm_share": (reading.norm_GB[length] / total_B).nanmean().item()}

@@ -11,8 +11,10 @@ Shapes: B sequence, K path length, N token, C classes or output dimensions.
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import accumulate, chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,7 +37,7 @@ from rankbench.analyses.spectrum_columns import (
     WHOLE,
 )
 from rankbench.config.keys import ConfigError, key
-from rankbench.measures.module_paths import check_sums, norms, parts_with_floors, recorded, scores
+from rankbench.measures.module_paths import check_sums, floors_of_parts, norms, recorded, scores
 from rankbench.measures.module_reading import ReadModule, read_module
 from rankbench.measures.module_states import LayerState, layer_states, sums_after_layers
 from rankbench.measures.norms import without_absent
@@ -52,6 +54,7 @@ from rankbench.tasks.task import is_scored
 
 log = logging.getLogger(__name__)
 
+KINDS = ("states", "logits", "output")
 CLOSE = 0.01  # nats
 PRINTED = ("num_paths", *RELATIVE, *SCORED, "kl_upto", "settled_upto")
 REMAINDERS_OF_ROUNDING = 10  # an error within this many remainders of the exact sums is rounding
@@ -91,7 +94,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
             kind: [*shares, *[1.0] * (len(num_paths) - len(shares))]  # no path has a length behind the last
             for kind, shares in zip(by_kind, floors, strict=True)
         }
-        for kind, values in by_kind.items():
+        for kind, values in sorted(by_kind.items(), key=lambda item: KINDS.index(item[0])):
             defined_B = values.numbers["size"][0] > 0
             log.info(
                 "%s, %s weights: path sums and %s differ by %.1e (relative)",
@@ -140,11 +143,18 @@ def _reads(subject: Subject, each_layer: bool) -> Mapping[str, ReadModule]:
 
 
 def _spread_of_entries(module: nn.Module) -> float:
-    """Standard deviation of the entries of all matrices of the module."""
-    entries = [weight.detach().double().flatten() for weight in module.parameters() if weight.dim() > 1]
-    number = sum(map(len, entries))
-    mean = sum(each.sum().item() for each in entries) / number if number else float("nan")
-    return (sum((each - mean).square().sum().item() for each in entries) / number) ** 0.5 if number else float("nan")
+    """Standard deviation of the entries of all matrices of the module; nan if it has none."""
+    numbers, means, variances = [], [], []
+    for weight in module.parameters():
+        if weight.dim() > 1:  # one at a time, because all of them in double precision are the module's memory twice
+            variance, mean = torch.var_mean(weight.double(), correction=0)
+            numbers.append(weight.numel())
+            means.append(mean.item())
+            variances.append(variance.item())
+    if not numbers:
+        return float("nan")
+    around = np.square(np.array(means) - np.average(means, weights=numbers))
+    return float(np.average(np.array(variances) + around, weights=numbers)) ** 0.5
 
 
 def _layers(read: ReadModule, name: str) -> list[LayerState]:
@@ -218,6 +228,7 @@ def _values(
                 log.info("the part that depends on no input is left out: %s", error)
         for kind, sums in read.kinds(tape, value_biases, refuse):
             parts[kind].add(_numbers(read, kind, sums, chunk, len(num_paths), constants.get(kind)), sums)
+        del sums  # before those of the next sequences
         if layers:
             for number, sums in sums_after_layers(tape, layers, value_biases, refuse):
                 of_layers[number].add(_numbers_of_layer(sums, chunk), sums)
@@ -230,10 +241,11 @@ def _values(
 
 def _numbers_of_layer(sums: Sums, chunk: Example) -> dict[str, Tensor]:
     """The size of the states of each of these sequences and the lengths that they need, (1, B)."""
-    counted_BN = chunk.counted(sums.state_BND.shape[1])
-    S_K, X = without_absent(sums.by_length_KBND, counted_BN), without_absent(sums.state_BND, counted_BN)
+    seen = partial(without_absent, present_BN=chunk.counted(sums.state_BND.shape[1]))
+    X = seen(sums.state_BND)
     size_B = norms(X, 0)
-    return {"size": size_B[None], **_lengths_needed(norms(X - S_K.cumsum(0), 1) / size_B)}
+    error_KB = torch.stack([norms(X - upto, 0) for upto in accumulate(map(seen, sums.by_length_KBND))]) / size_B
+    return {"size": size_B[None], **_lengths_needed(error_KB)}
 
 
 def _lengths_needed(error_KB: Tensor) -> dict[str, Tensor]:
@@ -244,36 +256,42 @@ def _lengths_needed(error_KB: Tensor) -> dict[str, Tensor]:
 def _numbers(
     read: ReadModule, kind: str, sums: Sums, chunk: Example, num_lengths: int, constant: Tensor | None
 ) -> dict[str, Tensor]:
-    """What `_Values.numbers` has of these sequences."""
-    read_K, counted_BN = sums.by_length_KBND, read.counted(chunk)
-    read_K = torch.cat([read_K, read_K.new_zeros(num_lengths - len(read_K), *read_K.shape[1:])])
-    S_K, X = without_absent(read_K, counted_BN), without_absent(sums.state_BND, counted_BN)
+    """What `_Values.numbers` has of these sequences. One length at a time, because all of them can take the most memory
+    of a command."""
+    seen = partial(without_absent, present_BN=read.counted(chunk))
+    missing = [torch.zeros_like(sums.state_BND)] * (num_lengths - len(sums.by_length_KBND))
+    S_K, X = [*sums.by_length_KBND, *missing], seen(sums.state_BND)
     size_B = norms(X, 0)
     directions = X / size_B.view(-1, *[1] * (X.dim() - 1))  # first, because the square of a size can overflow
-    numbers = {"size": size_B[None], "mass": norms(S_K, 1) / size_B}
-    numbers["share"] = (S_K * directions).flatten(2).sum(-1) / size_B
-    numbers["error_upto"] = norms(X - S_K.cumsum(0), 1) / size_B
+
+    def share(S: Tensor) -> Tensor:
+        return (S * directions).flatten(1).sum(-1) / size_B
+
+    numbers = {"size": size_B[None]}
+    numbers["mass"] = torch.stack([norms(S, 0) for S in map(seen, S_K)]) / size_B
+    numbers["share"] = torch.stack([share(S) for S in map(seen, S_K)])
+    numbers["error_upto"] = torch.stack([norms(X - upto, 0) for upto in accumulate(map(seen, S_K))]) / size_B
     numbers |= _lengths_needed(numbers["error_upto"])
     if kind == "output":
-        scored = torch.stack([_scored(x, chunk) for x in (*read_K.cumsum(0), sums.state_BND)], dim=1)
+        scored = torch.stack([_scored(x, chunk) for x in chain(accumulate(S_K), [sums.state_BND])], dim=1)
         for column, name, score_KB in zip(SCORED, WHOLE, scored, strict=True):
             numbers[column], numbers[name] = score_KB[:-1], score_KB[-1:]
-        numbers |= _beside(read, read_K, sums.state_BND, chunk)
+        numbers |= _beside(read, S_K, sums.state_BND, chunk)
     if constant is not None:
-        c = without_absent(constant, counted_BN)
+        c = seen(constant)
         numbers["constant_mass"] = norms(c, 0)[None] / size_B
-        numbers["constant_share"] = (c * directions).flatten(1).sum(-1)[None] / size_B
+        numbers["constant_share"] = share(c)[None]
     return numbers
 
 
-def _beside(read: ReadModule, read_K: Tensor, whole: Tensor, chunk: Example) -> dict[str, Tensor]:
+def _beside(read: ReadModule, S_K: Sequence[Tensor], whole: Tensor, chunk: Example) -> dict[str, Tensor]:
     """BESIDE of each length and sequence, (K, B), and LATER of each sequence, (1, B); nan where they have no
     meaning."""
-    nan_KB = torch.full(read_K.shape[:2], float("nan"), dtype=torch.float64)
+    nan_KB = torch.full((len(S_K), len(whole)), float("nan"), dtype=torch.float64)
     numbers = dict.fromkeys(BESIDE, nan_KB) | dict.fromkeys(LATER, nan_KB[:1])
     if not read.has_logits:
         return numbers
-    beside = beside_whole(read_K.cumsum(0), whole, chunk.targets)
+    beside = beside_whole(accumulate(S_K), whole, chunk.targets)
     counted = read.counted(chunk)
     settled = first_within(beside.divergence, CLOSE)
     close = stays_within(beside.divergence, CLOSE)
@@ -306,8 +324,8 @@ def _shares_below(read: ReadModule, example: Example, value_biases: str, seed: i
         for _, sums in read.kinds(tape, value_biases, refuse=False):
             yield sums.by_length_KBND
 
-    for sums_KBNC, counted_BN, floors in parts_with_floors(read, example, sums_of, generator_for(seed, "rounding")):
-        yield floors.share_below(sums_KBNC, counted_BN).tolist()
+    for floors in floors_of_parts(read, example, sums_of, generator_for(seed, "rounding")):
+        yield floors.share_below().tolist()
 
 
 def _scored(outputs: Tensor, example: Example) -> Tensor:

@@ -51,11 +51,10 @@ def _at_a_time(read: ReadModule) -> int:
 
 
 @torch.no_grad()
-def parts_with_floors(
+def floors_of_parts(
     read: ReadModule, example: Example, parts_of: Callable[[Tape], Iterable[Tensor]], generator: torch.Generator
-) -> Iterator[tuple[Tensor, Tensor | None, FloorsOfSums]]:
-    """Yield a few parts of what is measured at a time, (T, B, N, C), of the first sequences, with the tokens that count
-    and floors.
+) -> Iterator[FloorsOfSums]:
+    """Yield a few parts of what is measured at a time, (T, B, N, C), of the first sequences, with their floors.
 
     parts_of(tape): yields a few parts at a time, (T, B, ...). The plain and the perturbed passes advance together, so
     only those few parts are in memory. generator: on the CPU. One vector per sequence has N = 1.
@@ -71,8 +70,7 @@ def parts_with_floors(
     for part_TBNC in parts():
         with rounding:
             perturbed_parts = [next(of_pass) for of_pass in perturbed]
-        of_part = counted_BN if part_TBNC.shape[2] > 1 else None
-        yield part_TBNC, of_part, FloorsOfSums.of(part_TBNC, perturbed_parts, of_part)
+        yield FloorsOfSums(part_TBNC, perturbed_parts, counted_BN if part_TBNC.shape[2] > 1 else None)
 
 
 @torch.no_grad()

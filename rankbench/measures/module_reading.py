@@ -109,7 +109,7 @@ class ReadModule:
 
     def record(self, chunk: Example, begin: str | None = None) -> Tape:
         """The tape of these sequences."""
-        return record(self.module, *chunk.args, reading=self.reading, begin=begin, **chunk.kwargs)
+        return record(self.module, *chunk.args, reading=self.reading, begin=begin, keep=self.body, **chunk.kwargs)
 
     @cached_property
     def body(self) -> str | None:
@@ -123,8 +123,8 @@ class ReadModule:
         return self._arranged(tape.sums(self.upto, self.choose, value_biases, refuse))
 
     def kinds(self, tape: Tape, value_biases: str, refuse: bool) -> Iterator[tuple[str, Sums]]:
-        """The sums of each kind of tensor that the module has, arranged: the last states, logits less their mean over
-        the classes, and the output."""
+        """The sums of each kind of tensor that the module has, arranged: the last states, the output, and logits less
+        their mean over the classes. These take the memory of the output's, which are lost when they are asked for."""
         if self.upto is not None:
             yield "output", self.sums(tape, value_biases, refuse)
             return
@@ -132,9 +132,9 @@ class ReadModule:
         if states is not None and (arranged := self._arranged_like_output(states)) is not None:
             yield "states", arranged
         output = self._arranged(output)
+        yield "output", output
         if self.has_logits:
             yield "logits", _centred(output)
-        yield "output", output
 
     @property
     def has_logits(self) -> bool:
@@ -195,9 +195,11 @@ class ReadModule:
 
 
 def _centred(output: Sums) -> Sums:
-    by_length, state = (x - x.mean(-1, keepdim=True) for x in (output.by_length_KBND, output.state_BND))
-    missing = (state - by_length.sum(0)).norm()
-    return output._replace(by_length_KBND=by_length, state_BND=state, remainder=(missing / state.norm()).item())
+    missing = state = output.state_BND - output.state_BND.mean(-1, keepdim=True)
+    for sum_BND in output.by_length_KBND:
+        sum_BND -= sum_BND.mean(-1, keepdim=True)
+        missing = missing - sum_BND
+    return output._replace(state_BND=state, remainder=(missing.norm() / state.norm()).item())
 
 
 @torch.no_grad()

@@ -30,6 +30,7 @@ Shapes: B sequence, N query token, M key token, D width, H head.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -49,6 +50,7 @@ FLOOR_SEQUENCES = 16  # on which floors of sums are measured: random rounding ta
 MARGIN = 4.0
 ALL = View()
 POOL = 1 << 16
+LARGE = 1 << 22  # numbers: noise for more of them is drawn a part at a time, because the pool is four times as large
 
 aten = torch.ops.aten
 PRODUCTS = {aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.mv, aten.dot, aten.addmv, aten.addbmm}
@@ -98,16 +100,12 @@ class RandomRounding(TorchDispatchMode):
             return self._round_(result) if _is_float(result) and _is_coarser(result, args[0]) else result
         if family in PRODUCTS:
             result, size = operation(*args, **kwargs), operation(*map(_size, args), **kwargs)
-            if _is_whole(size):
-                return result
-            return result.addcmul_(size, self._noise(result))
+            return result if _is_whole(size) else self._add_noise_(result, size)
         if family is aten.gelu:
-            result = operation(*args, **kwargs)
-            return result.addcmul_(inputs[0], self._noise(result))
+            return self._add_noise_(operation(*args, **kwargs), inputs[0])
         if operation._schema.is_mutable and (product := PRODUCTS_IN_PLACE.get(family)) is not None:
             size = product(*map(_size, args), **kwargs)  # of the terms, before the result takes the place of one
-            result = operation(*args, **kwargs)
-            return result.addcmul_(size, self._noise(result))
+            return self._add_noise_(operation(*args, **kwargs), size)
         if torch.Tag.pointwise not in operation.tags:
             kept = 1 if operation._schema.is_mutable else 0  # the operation must change its argument itself, not a copy
             args = (*args[:kept], *self._rounded(args[kept:]))
@@ -118,13 +116,22 @@ class RandomRounding(TorchDispatchMode):
             return type(x)(map(self._rounded, x))
         if not _is_float(x) or _is_whole(x):
             return x
+        if x.numel() > LARGE:
+            return self._round_(x.clone())
         return x * (self._noise(x) + self.ones[x.dtype, x.device])
 
     def _round_(self, x: Any) -> Any:
         """The same in place, for results that nothing else holds: memory of this size is slow to get."""
-        for part in x if isinstance(x, (list, tuple)) else [x]:
-            if _is_float(part) and not _is_whole(part):
-                part.mul_(self._noise(part) + self.ones[part.dtype, part.device])
+        for whole in x if isinstance(x, (list, tuple)) else [x]:
+            if _is_float(whole) and not _is_whole(whole):
+                for part in _parts(whole):
+                    part.mul_(self._noise(part) + self.ones[part.dtype, part.device])
+        return x
+
+    def _add_noise_(self, x: Tensor, size: Tensor) -> Tensor:
+        """x + eps u size, in place."""
+        for part, size_of_part in zip(_parts(x), _parts(size), strict=True):
+            part.addcmul_(size_of_part, self._noise(part))
         return x
 
     def _noise(self, x: Tensor) -> Tensor:
@@ -139,6 +146,14 @@ class RandomRounding(TorchDispatchMode):
         if x.is_contiguous():  # the same as below in one call
             return pool.as_strided(x.shape, x.stride(), begin)
         return pool[begin : begin + x.numel()].view(x.shape)
+
+
+def _parts(x: Tensor) -> Sequence[Tensor]:
+    """x in parts of about LARGE numbers, along its first axis of more than one."""
+    if x.numel() <= LARGE:
+        return (x,)
+    x = x.squeeze()
+    return x.split(max(1, LARGE * len(x) // x.numel()))
 
 
 def _is_float(x: Any) -> bool:
@@ -271,26 +286,38 @@ def of_queries(
     return per_queries(of, num_queries, lengths_B, counted_BN)[""]
 
 
-class FloorsOfSums(NamedTuple):
-    """Floors of sums of paths: of their Frobenius norm and of their residual, (G, B)."""
+@dataclass(frozen=True, eq=False)
+class FloorsOfSums:
+    """Floors of sums of paths, (G, B, N, D), from the same sums in each perturbed pass. counted_BN: the tokens that
+    count; None: all."""
 
-    norm_GB: Tensor
-    residual_GB: Tensor
+    sums_GBND: Tensor
+    perturbed: Sequence[Tensor]
+    counted_BN: Tensor | None
 
-    @classmethod
-    def of(cls, sums_GBND: Tensor, perturbed: Sequence[Tensor], counted_BN: Tensor | None) -> "FloorsOfSums":
-        """From the same sums in each perturbed pass."""
-        seen, kept_B = counted_first(counted_BN)
-        norm_GB = _largest(sums_GBND, perturbed, lambda x_GBND: frobenius_norm(without_absent(x_GBND, counted_BN)))
-        residuals = [
-            floor_of(seen(sum_BND), [seen(other_GBND[group]) for other_GBND in perturbed], kept_B)
-            for group, sum_BND in enumerate(sums_GBND)
-        ]
-        return cls(norm_GB, torch.stack(residuals))
+    @property
+    def norm_GB(self) -> Tensor:
+        """Floors of the Frobenius norms, (G, B)."""
+        return torch.stack([_largest(sum_BND, others, self._norm) for sum_BND, others in self._each()])
 
-    def share_below(self, sums_GBND: Tensor, counted_BN: Tensor | None) -> Tensor:
+    @property
+    def residual_GB(self) -> Tensor:
+        """Floors of the residuals, (G, B)."""
+        seen, kept_B = counted_first(self.counted_BN)
+        return torch.stack([floor_of(seen(sum_BND), map(seen, others), kept_B) for sum_BND, others in self._each()])
+
+    def share_below(self) -> Tensor:
         """Share of sequences for which a sum, of the tokens that count, is no more than rounding; (G,)."""
-        return (frobenius_norm(without_absent(sums_GBND, counted_BN)) <= self.norm_GB).double().mean(1)
+        each = zip(self.sums_GBND, self.norm_GB, strict=True)
+        return torch.stack([(self._norm(sum_BND) <= norm_B).double().mean() for sum_BND, norm_B in each])
+
+    def _each(self) -> Iterator[tuple[Tensor, list[Tensor]]]:
+        """One sum at a time, because all of them can take the most memory of a command."""
+        for group, sum_BND in enumerate(self.sums_GBND):
+            yield sum_BND, [sums_GBND[group] for sums_GBND in self.perturbed]
+
+    def _norm(self, sum_BND: Tensor) -> Tensor:
+        return frobenius_norm(without_absent(sum_BND, self.counted_BN))
 
 
 @torch.no_grad()
@@ -303,7 +330,7 @@ def floors_of_sums(
     """
     with RandomRounding(generator):
         perturbed_sums = sums_of(num_passes(*sums_GBND.shape[-2:]))
-    return FloorsOfSums.of(sums_GBND, perturbed_sums.split(sums_GBND.shape[1], dim=1), counted_BN)
+    return FloorsOfSums(sums_GBND, perturbed_sums.split(sums_GBND.shape[1], dim=1), counted_BN)
 
 
 def states_with_floors(network: Network, inputs: Tensor, generator: torch.Generator) -> list[tuple[Tensor, Tensor]]:

@@ -95,8 +95,8 @@ def refuse_scripts(module: Callable) -> None:
     """ConfigError if a module or one of its submodules is TorchScript."""
     for name, submodule in module.named_modules() if isinstance(module, nn.Module) else ():
         if isinstance(submodule, torch.jit.ScriptModule):
-            which = name or type(submodule).__name__
-            raise ConfigError(f"{which}: TorchScript runs unseen by the tape; give the module as Python code")
+            name = name or type(submodule).__name__
+            raise ConfigError(f"{name}: TorchScript runs unseen by the tape; give the module as Python code")
 
 
 class Recorder(TorchFunctionMode):
@@ -106,7 +106,7 @@ class Recorder(TorchFunctionMode):
     which are tensors of floats and embeddings of tokens; None: everything that has passed no attention call is slot 0.
     watch: called with each attention call. wanted: indices of the nodes whose values to keep, for a second pass; None
     keeps all. With watch or wanted there is no tape. verdicts: the role of each product of two activations, from an
-    earlier reading of the module; None: what the tags say.
+    earlier reading of the module; None: what the tags say. keep: a submodule whose result's value is kept.
     """
 
     def __init__(
@@ -117,15 +117,15 @@ class Recorder(TorchFunctionMode):
         watch: Callable[[AttentionCall], None] | None = None,
         wanted: AbstractSet[int] | None = frozenset(),
         verdicts: Mapping[Site, Verdict] | None = None,
+        keep: str | None = None,
     ) -> None:
         super().__init__()
         self.module, self.rules, self.begin, self.watch, self.wanted = module, rules, begin, watch, wanted
-        self.verdicts = verdicts
+        self.verdicts, self.keep = verdicts, keep
         self.keeps_tape = watch is None and wanted == frozenset()
         self.tags = WeakTensorKeyDictionary()
         self._parts = WeakTensorKeyDictionary()  # parts that share memory with a whole: the whole, and the index
-        self.num_calls = self.num_nodes = self.num_attention = 0
-        self.depth = 0  # of the call that is being recorded
+        self.num_calls = self.num_nodes = self.num_attention = self.depth = 0  # depth: of the call that is recorded
         self.has_paths = False  # whether any tensor so far has paths
         self.attention: list[Node] = []  # the result of each attention call
         self.mixed: dict[Node, Site] = {}  # the calls of the nodes that pass heads
@@ -215,7 +215,8 @@ class Recorder(TorchFunctionMode):
                 self._begin(tensor)
             if tensor is not None and self.keeps_tape:
                 tag = self.tag(tensor)
-                self.results.setdefault(name, []).append((tag, None if tag.has_paths else tensor))
+                value = tensor.clone() if name == self.keep else None if tag.has_paths else tensor
+                self.results.setdefault(name, []).append((tag, value))
 
         with ExitStack() as hooks:
             hooks.callback(torch_module.register_module_forward_pre_hook(enter).remove)
@@ -298,9 +299,8 @@ class Recorder(TorchFunctionMode):
 
     def parent(self, x: Any, like: Tensor) -> Node | Tensor:
         """The parent of a node for this argument: its own node, or a constant tensor."""
-        if not isinstance(x, Tensor):
-            return torch.as_tensor(x, dtype=like.dtype, device=like.device)
-        return self.tag(x).node or x
+        is_tensor = isinstance(x, Tensor)
+        return self.tag(x).node or x if is_tensor else torch.as_tensor(x, dtype=like.dtype, device=like.device)
 
     def value_only(self, call: Call, tags: Sequence[Tag], level: Level = Level.OTHER) -> Tag:
         """The tag of a result that is known only by its value."""

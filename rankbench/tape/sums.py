@@ -27,17 +27,17 @@ from torch import Tensor
 from rankbench.config.keys import ConfigError
 from rankbench.tape.calls import tensors_in
 from rankbench.tape.read import read
+from rankbench.tape.read_out import read_out_of
 from rankbench.tape.reading import Paths, Reading
 from rankbench.tape.recording import Recorder
 from rankbench.tape.replay import Frozen, Node, Replay, Slots, nodes_of
 from rankbench.tape.rules import COVERED, RULES
-from rankbench.tape.steps import Affine, Gate, Mixed, Normed, Scaled, Through, by_head
+from rankbench.tape.steps import Mixed, by_head
 from rankbench.tape.tags import AttentionCall, Site, Tag
 
 Upto = str | int | tuple[str, int] | None
 # Rounding of n calls adds up like a random walk, to about sqrt(n) eps of what is summed.
 ROUNDING = 8
-CASTS = ("to", "type", "float", "double", "contiguous", "clone")
 
 
 class Sums(NamedTuple):
@@ -66,7 +66,12 @@ class ThroughHeads(NamedTuple):
 
 
 def record(
-    module: Callable, *args: Any, begin: str | None = None, reading: Reading | None = None, **kwargs: Any
+    module: Callable,
+    *args: Any,
+    begin: str | None = None,
+    reading: Reading | None = None,
+    keep: str | None = None,
+    **kwargs: Any,
 ) -> "Tape":
     """Record module(*args, **kwargs), one ordinary forward pass of an unmodified module.
 
@@ -75,10 +80,11 @@ def record(
     positions added later) is a term of its own that no head moves, as in rankbench.measures.frozen_network. With
     "inputs", paths begin at the arguments of floats and at the embeddings of those of whole numbers.
 
-    reading: which products are attention (rankbench.tape.read); None reads the module on these arguments first.
+    reading: which products are attention (rankbench.tape.read); None reads the module on these arguments first. keep: a
+    submodule whose result is kept, so that `sums_behind` needs no second pass for it.
     """
     reading = read(module, args, kwargs) if reading is None else reading
-    recorder = Recorder(module, RULES, begin, verdicts=reading.verdicts)
+    recorder = Recorder(module, RULES, begin, verdicts=reading.verdicts, keep=keep)
     output = recorder.run(args, kwargs)
     if not recorder.num_attention:
         raise ConfigError(f"{_name(module)}: {nothing_read(reading)}")
@@ -189,13 +195,12 @@ class Tape:
         there are no such states.
         """
         whole, state = self._target(None, output)
-        before = self._read_out(whole) if states is None else self._results.get(states, [(None, None)])[-1][0]
-        node = before.node if isinstance(before, Tag) else before
+        node, value = self._states(states, whole)
         if not isinstance(whole, Node) or node is None or node is whole:
             return None, self.sums(None, output, value_biases, refuse)
         nodes, sweep = nodes_of(node), self._sweeps(value_biases)[0]
         slots = sweep.run(nodes)
-        value = self._values({node.index})[node.index]
+        value = self._values({node.index})[node.index] if value is None else value
         first = self._sums([sweep], [slots], nodes, value, refuse)
         behind = nodes_of(whole)
         if node not in behind or slots is None:
@@ -206,30 +211,23 @@ class Tape:
         """The parts of the last states and of the output that depend on no input: biases, shifts, positions, carried on
         by the frozen network. For a tape with begin="inputs"."""
         whole, _ = self._target(None, output)
-        before = self._read_out(whole) if states is None else self._results.get(states, [(None, None)])[-1][0]
-        node = before.node if isinstance(before, Tag) else before
+        node, _ = self._states(states, whole)
+        parts: dict[Node | Tensor | None, Tensor | None] = {}
+        for target in (whole, node):
+            if isinstance(target, Node) and target not in parts:
+                for each, _, slots in Replay(shift=0, source=False).steps(nodes_of(target)):
+                    if each is node or each is whole:
+                        parts[each] = None if slots is None else slots.rows[0].clone()  # later steps may overwrite it
+        return parts.get(node), parts.get(whole)
 
-        def part(target: Node | Tensor | None) -> Tensor | None:
-            slots = Replay(shift=0, source=False).run(nodes_of(target)) if isinstance(target, Node) else None
-            return None if slots is None else slots.rows[0]
-
-        return part(node), part(whole)
-
-    @staticmethod
-    def _read_out(target: Node | Tensor) -> Node | None:
-        """What the last map of weights reads; None if anything but casts, factors and biases lies behind it."""
-        while isinstance(target, Node):
-            parents = [x for x in target.parents if isinstance(x, Node) or x.shape == target.shape]  # no bias
-            is_moved = isinstance(target.step, Through) and target.call.function.rpartition(".")[2] not in CASTS
-            if len(parents) != 1 or is_moved or isinstance(target.step, (Mixed, Normed)):
-                return None
-            (before,) = parents
-            if not isinstance(before, Node):
-                return None
-            if isinstance(target.step, Affine):
-                return before if _is_state(before) else None
-            target = before
-        return None
+    def _states(self, name: str | None, whole: Node | Tensor) -> tuple[Node | None, Tensor | None]:
+        """The node of the last states, and its value if it was kept; None where there are none."""
+        if name is None:
+            return read_out_of(whole), None
+        if name not in self._results:
+            return None, None
+        tag, value = self._results[name][-1]
+        return tag.node, value
 
     def paths(self, upto: Upto = None, output: Callable | None = None) -> Paths:
         """The number of paths to a tensor, counted on the graph of the calls.
@@ -380,14 +378,6 @@ def _main_tensor(output: Any) -> Tensor:
     if tensor is None:
         raise ConfigError(f"the module returned {type(output).__name__} without a tensor of floats; give output=")
     return tensor
-
-
-def _is_state(node: Node) -> bool:
-    """Whether a node is a state, and not the inside of attention or of an MLP, whose last map is no read-out."""
-    while isinstance(node.step, Through) and len(node.parents) == 1 and isinstance(parent := node.parents[0], Node):
-        node = parent
-    is_gated = isinstance(node.step, Scaled) and isinstance(node.step.factor, Gate)
-    return not (is_gated or isinstance(node.step, Mixed))
 
 
 def _added(x: Tensor, y: Tensor) -> Tensor:

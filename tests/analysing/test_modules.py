@@ -22,9 +22,10 @@ from rankbench.analysing.modules import BUILT
 from rankbench.analysing.subjects import fresh_subjects
 from rankbench.commands.compose import compose
 from rankbench.config.keys import ConfigError
+from rankbench.measures import module_reading
 from rankbench.measures.attention_matrices import ATTENTION_METRICS
 from rankbench.measures.frozen_network import sums_by_length
-from rankbench.measures.module_paths import parts_with_floors, paths_of
+from rankbench.measures.module_paths import floors_of_parts, paths_of
 from rankbench.measures.module_reading import read_module
 from rankbench.measures.module_states import layers_of, states_of
 from rankbench.measures.norms import composite_norm
@@ -33,6 +34,7 @@ from rankbench.model.modules import Example, as_example, build, read_inputs
 from rankbench.model.network import run
 from rankbench.runs.machine import Machine
 from rankbench.tape import record
+from rankbench.tape.read import read
 from rankbench.tape.tags import Visit
 from rankbench.tasks import Batch
 
@@ -516,7 +518,7 @@ def test_floors_of_many_parts_hold_a_few_of_them_at_a_time(random_network):
             yield part
 
     read, generator = read_module(module, example), torch.Generator().manual_seed(0)
-    floors = [floors.norm_GB for *_, floors in parts_with_floors(read, example, parts_of, generator)]
+    floors = [floors.norm_GB for floors in floors_of_parts(read, example, parts_of, generator)]
     passes = 1 + num_passes(*batch.inputs.shape[1:], model.width)
     assert len(floors) == 24 and passes <= most <= 2 * passes
 
@@ -828,6 +830,39 @@ def test_a_file_that_was_changed_is_read_again(tmp_path, monkeypatch):
         names.append(module.linear1.out_features)
         assert not BUILT
     assert names == [16, 24]
+
+
+def test_a_network_that_was_checked_is_not_read_again(tmp_path, monkeypatch):
+    """Reading one of 30 layers takes as long as a fifth of its spectrum."""
+    monkeypatch.chdir(tmp_path)
+    layer = "torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)"
+    (tmp_path / "mine.py").write_text(f"import torch\ndef build(): return {layer}, torch.ones(1, 3, 8)")
+    times = []
+    monkeypatch.setattr(module_reading, "read", lambda *args: times.append(args) or read(*args))
+    called("analyze", "model=mine.py:build", "analysis=[attention]", at=tmp_path)
+    called("analyze", "model=mine.py:build", "analysis=[residual]", at=tmp_path)
+    assert len(times) == 2
+
+
+@torch.no_grad()
+def test_states_that_are_kept_are_those_of_a_second_pass(language, ids):
+    """Also where what runs after them changes them in place."""
+
+    class Tail(torch.nn.Module):
+        def __init__(self, body):
+            super().__init__()
+            self.body, self.head = body, torch.nn.Linear(11, 5).double()
+
+        def forward(self, ids):
+            return self.head(self.body(ids).mul_(2))
+
+    module = Tail(language)
+    reading = read(module, (ids,), {})
+    (kept, whole), (again, same) = (
+        record(module, ids, reading=reading, keep=name).sums_behind("body") for name in ("body", None)
+    )
+    assert torch.equal(kept.state_BND, again.state_BND) and torch.equal(kept.by_length_KBND, again.by_length_KBND)
+    assert torch.equal(kept.state_BND, language(ids)) and torch.equal(whole.state_BND, same.state_BND)
 
 
 def test_targets_score_as_in_a_task(language, ids):

@@ -45,7 +45,7 @@ def test_no_error_of_a_float32_sum_exceeds_its_floor(words):
     )
     errors = sums.double() - heads_and_lengths(network.double(), inputs)
     measured = frobenius_norm(errors), composite_norm(residual_matrix(errors))
-    for floor_GB, error_GB in zip(floors, measured, strict=True):
+    for floor_GB, error_GB in zip((floors.norm_GB, floors.residual_GB), measured, strict=True):
         assert (error_GB <= floor_GB).all()
         ratio = (floor_GB / error_GB)[error_GB > 1e-30]
         assert ratio.median() < 1000

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from rankbench.commands.compose import compose
+from rankbench.measures import rounding
 from rankbench.measures.by_layer import metrics_by_layer
 from rankbench.measures.norms import composite_norm, own_rounding, residual_matrix
 from rankbench.measures.residual_coordinates import log_residual
@@ -127,6 +128,25 @@ def test_noise_is_a_function_of_its_generator_and_of_nothing_else():
     assert torch.equal(noisy(torch.exp, x, seed=1), noisy(torch.exp, x, seed=1))
     assert not torch.equal(noisy(torch.exp, x, seed=1), noisy(torch.exp, x, seed=2))
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("shape", [(6, 40), (1, 6, 40)])
+def test_the_noise_of_large_results_is_drawn_a_part_at_a_time(shape, monkeypatch):
+    """From a pool of a few numbers, and every number gets some; up to half of the draws round to the number itself."""
+    x = torch.rand(shape, generator=torch.Generator().manual_seed(0)).double() + 1
+    b = torch.ones(40, 40).double()
+    monkeypatch.setattr(rounding, "LARGE", 50)
+    monkeypatch.setattr(rounding, "POOL", 1)
+    for operation, size in (
+        (lambda x: x @ b, x @ b),
+        (torch.exp, x.exp()),
+        (F.gelu, x),
+        (lambda x: x.sum(0), x.sum(0)),
+    ):
+        with RandomRounding(torch.Generator().manual_seed(0)) as mode:
+            error = (operation(x) - operation(x.clone())).abs() / size  # two draws
+        assert 0.9 * EPS < error.max() <= 5 * EPS and (error > 0).double().mean() > 0.5
+        assert all(pool.numel() <= 400 for pool in mode.pools.values())
 
 
 # --- whole networks: the margin ---------------------------------------------------------------------------------------
