@@ -13,6 +13,7 @@ from shipped import options_of
 
 from rankbench import judging
 from rankbench.analyses import ANALYSES, Subject, laws
+from rankbench.config.model import ModelConfig
 from rankbench.measures import causal_averages, entropy_bound
 from rankbench.measures import signal_propagation as propagation
 from rankbench.measures.attention_matrices import beside_independent
@@ -20,6 +21,7 @@ from rankbench.measures.law import LAWS
 from rankbench.model import initial_model
 from rankbench.model.bare import drawn_network, with_identity_values
 from rankbench.model.network import run
+from rankbench.model.norm import Norm
 from rankbench.papers.bruno_2025 import metastable
 from rankbench.papers.chen_2026 import long_context
 from rankbench.papers.fedorov_2026 import antipodal
@@ -28,7 +30,7 @@ from rankbench.papers.karagodin_2025 import norm_placement
 from rankbench.papers.kim_2021 import power_iteration, score_biases
 from rankbench.papers.nait_saada_2025 import spectral_gap
 from rankbench.papers.noci_2022 import residual_scale
-from rankbench.papers.own import path_lengths
+from rankbench.papers.own import norm_ranks, path_lengths
 from rankbench.papers.queipo_2025 import massive_token
 from rankbench.papers.sun_2025 import depth_curse
 from rankbench.papers.wu_2024 import layernorm_rank
@@ -57,6 +59,7 @@ SMALL = {
     "position_bias": {"tokens": 6, "layers": 5, "width": 32, "samples": 16},
     "path_lengths": {"tokens": 16, "layers": 8, "width": 128},
     "massive_token": {"tokens": 32, "width": 64},
+    "norm_ranks": {"width": 5},
     "stream_collapse": {"tokens": 8, "layers": 20, "width": 64, "samples": 4},
     "power_iteration": {"width": 400, "samples": 1},
     "score_biases": {"tokens": 5},
@@ -424,3 +427,17 @@ def test_points_stand_beside_each_other_and_are_drawn(name, table_of):
     (axes,) = ANALYSES["laws"].figure(table, None, None).axes
     assert axes.get_xlabel() and axes.get_ylabel()
     assert laws.digest(table).startswith(f"law {name}, by {LAWS[name].x_label}")
+
+
+def test_norms_lower_the_ranks_of_the_smallest_examples():
+    """Tokens v and 2 v, and the identity, of which LayerNorm makes [[1, -1], [-1, 1]]."""
+    v = torch.tensor([[3.0, 4.0, 0.0]]).double()
+    ray, identity = torch.cat([v, 2 * v]), torch.eye(2).double()
+    for kind, left in (("rmsnorm", 2), ("layernorm", 1)):
+        of = {}
+        for width in (2, 3):
+            of[width] = Norm(ModelConfig(width=width, norm_kind=kind), affine=False)
+            of[width].epsilon = 0.0
+        assert norm_ranks.rank(ray[1:] - ray[:1]) == 1 and norm_ranks.rank(of[3](ray)[1:] - of[3](ray)[:1]) == 0
+        assert norm_ranks.rank(identity) == 2 and norm_ranks.rank(of[2](identity)) == left
+    np.testing.assert_allclose(of[2](identity), [[1, -1], [-1, 1]], atol=1e-15)

@@ -120,4 +120,14 @@ CLAIMS: dict[str, Claim] = {
         source="rankbench, from the variance of fresh networks in Sun et al. 2025",
         control="norms behind the branches in place of before them",
     ),
+    # the line: half of the smallest change of a rank
+    "law_norm_ranks": agrees(
+        law="norm_ranks",
+        line=0.5,
+        exact=True,
+        statement="Norms lower ranks although they mix no tokens: of two tokens on each of m rays, RMSNorm and "
+        "LayerNorm lower the affine rank from m to m - 1, and LayerNorm lowers a full rank by one",
+        source="rankbench",
+        control="the same tokens without a norm",
+    ),
 }
