@@ -160,6 +160,47 @@ def test_paths_and_axes_are_read_behind_mixed_tokens_and_within_windows(name):
     assert tape.reading.outputs[0].axes == Axes(0, (1,))
 
 
+# a sequence pooled by a softmax over its tokens, w (B, N, H) and x (B, N, H, K) to (B, H, K)
+POOLINGS = {
+    "matrices": lambda w, x: (w.mT[:, :, None] @ x.transpose(1, 2)).squeeze(2),
+    "product and sum": lambda w, x: (w[..., None] * x).sum(1),
+    "the same, swapped": lambda w, x: (x * w[..., None]).sum(1, keepdim=True).squeeze(1),
+    "einsum": lambda w, x: torch.einsum("bnh,bnhk->bhk", w, x),
+    "einsum, swapped": lambda w, x: torch.einsum("bnhk,bnh->bhk", x, w),
+}
+
+
+class Pooled(nn.Module):
+    """Attention, and heads of one query that no input reaches."""
+
+    def __init__(self, pool):
+        super().__init__()
+        self.body, self.scores, self.out, self.pool = Attention(by_kernel), nn.Linear(D, H), nn.Linear(D, D), pool
+
+    def weights(self, y):
+        return self.scores(y).softmax(1)
+
+    def forward(self, x):
+        y = x + self.body(x)
+        return self.out(self.pool(self.weights(y), heads_of(y).transpose(1, 2)).flatten(1))
+
+
+@pytest.mark.parametrize("name", POOLINGS)
+@torch.no_grad()
+def test_a_pooled_sequence_has_heads_however_it_is_written(name):
+    """The sums by length of the states before it, pooled by the recorded weights, are longer by one."""
+    module, x = drawn(Pooled(POOLINGS[name])), random("pooled", B, N, D)
+    tape = record(module, x)
+    assert tape.paths().by_length == [0, H, H * H]
+    assert [(call.lead.heads, call.shape[-2:]) for call in tape.reading.calls][-1] == (H, (1, N))
+    w_BHN1 = module.weights(x + module.body(x)).mT[..., None]
+    before = record(lambda x: x + module.body(x), x).sums().by_length_KBND
+    pooled = [(w_BHN1 * heads_of(part)).sum(2).flatten(1) for part in before]
+    wanted = [module.out.bias.expand(B, D), *(part @ module.out.weight.T for part in pooled)]
+    for got_BD, wanted_BD in zip(tape.sums().by_length_KBND, wanted, strict=True):
+        torch.testing.assert_close(got_BD, wanted_BD)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_weights_of_queries_that_see_no_key_are_weights(seed):
     module = drawn(Sequence(SquaredReLU(), SquaredReLU()))

@@ -65,7 +65,8 @@ LINEAR_SUM: Callable[[Seen], Any] = RULES["sum"]
 @rule("sum")
 def _sum(seen: Seen) -> Tag | None:
     """A sum over an axis of a product of two activations, each with an axis that the other lacks, is a product of
-    matrices, as (a[..., None] * b[..., None, :, :]).sum(-2) is a @ b."""
+    matrices, as (a[..., None] * b[..., None, :, :]).sum(-2) is a @ b; and if only one has, with one row: (a[..., None] *
+    b).sum(-2) is a[..., None, :] @ b."""
     axis, tag = seen.get(1, "dim"), seen.tag(seen.args[0])
     axis = axis[0] if isinstance(axis, (tuple, list)) and len(axis) == 1 else axis
     if tag.factors is None or not isinstance(axis, int) or seen.kwargs.get("dtype") is not None:
@@ -78,16 +79,20 @@ def _sum(seen: Seen) -> Tag | None:
         kept = [number for number, size in enumerate(sizes) if size == whole[number]]
         terms.append("".join(letters[number] for number in kept))
         squeezed.append(lambda x, shape=tuple(whole[number] for number in kept): x.reshape(shape))
-    (a, b), out = terms, letters.replace(letters[axis], "")
-    ways = _ways(a, b, out, dict(zip(letters, whole, strict=True)))
-    if ways == Ways():
-        if tag.node is None:
+    (left, right), (a, b) = tag.factors, terms
+    ways = _ways(a, b, letters.replace(letters[axis], ""), dict(zip(letters, whole, strict=True)))
+
+    def as_factor() -> Tag | None:
+        if ways.scores is not None or tag.node is None:
             return LINEAR_SUM(seen)
         keepdim = bool(seen.get(2, "keepdim"))
-        return _with_frozen_side(seen, *tag.factors, lambda a, b: (a * b).sum(axis, keepdim))
+        return _with_frozen_side(seen, left, right, lambda a, b: (a * b).sum(axis, keepdim))
+
+    if ways == Ways():
+        return as_factor()
     pairs = (squeezed, squeezed[::-1], squeezed)
     ways = Ways(*(_after(way, first, second, result) for way, (first, second) in zip(ways, pairs, strict=True)))
-    return _activations(seen, *tag.factors, ways, lambda: LINEAR_SUM(seen))
+    return _activations(seen, left, right, ways, as_factor)
 
 
 def _after(way: Moves | None, of_weights: Move, of_values: Move, shape: torch.Size) -> Moves | None:
@@ -230,14 +235,26 @@ def _layout(weights: str, values: str, out: str, order: str, sizes: Mapping[str,
     """The layout of a product of weights and values; None if the letters do not fit.
 
     order: the term whose order of letters the batch has. Weights may have several letters that the values lack: that of
-    the queries, and groups of heads that share their values.
+    the queries, and groups of heads that share their values. Weights without such a letter are those of one query, as
+    in a pooled sequence.
     """
     batch = [x for x in order if x in weights and x in values and x in out]
     queries = [x for x in weights if x not in values and x in out]
     keys = [x for x in weights if x in values and x not in out]
     features = [x for x in values if x not in weights and x in out]
-    if not queries or not len(keys) == len(features) == 1:
+    if not len(keys) == len(features) == 1:
         return None
+    if not queries:
+        is_pool = order != out and (len(weights), len(values), len(out)) == (
+            len(batch) + 1,
+            len(batch) + 2,
+            len(batch) + 1,
+        )
+        to_weights, back = _permuted(weights, [*batch, *keys]), _permuted([*batch, *features], out)
+        to_values = _permuted(values, [*batch, *keys, *features])
+        return (
+            Moves(lambda x: to_weights(x)[..., None, :], to_values, lambda x: back(x[..., 0, :])) if is_pool else None
+        )
     tokens = features[0] if order == out else keys[0]  # of the scores, the axis of keys is their last
     alike = [x for x in queries if sizes[x] == sizes[tokens]]
     query = alike[0] if len(alike) == 1 else queries[-1]
