@@ -30,6 +30,7 @@ from rankbench.judging import (
     statements_of,
     table_of,
 )
+from rankbench.judging.claim import NOTHING
 from rankbench.model import skeleton
 from rankbench.model.kinds import kinds_of_task
 from rankbench.plots.overview import draw_overview
@@ -214,13 +215,7 @@ def analyze(cfg: BaseConfig, subjects: Sequence[Subject], folder: Path) -> list[
     lines += [drawn_line(files) for files in draw(pages, folder, cfg.published, _kinds(cfg)).values()]
     if network is not None and is_overview:
         lines += _overview(cfg, subjects[0], network, tables, folder)
-    return lines + judge_all(_claims_here(cfg.claims, folder), tables, folder, None)
-
-
-def _claims_here(claims: list[str], folder: Path) -> list[str]:
-    """The claims to be judged in this folder: those that compare the jobs of a sweep have to wait for its report."""
-    is_job = (folder.parent / JOBS).exists()
-    return [name for name in claims if not (is_job and (CLAIMS[name].across or CLAIMS[name].along))]
+    return lines + judge_all(cfg.claims, tables, folder, None, is_job=(folder.parent / JOBS).exists())
 
 
 def _overview(
@@ -344,13 +339,19 @@ def drawn_line(files: list[Path]) -> str:
     return f"-> {' and '.join(map(str, files))}"
 
 
-def judge_all(claims: list[str], tables: dict[str, pd.DataFrame], folder: Path, facet: Facet) -> list[str]:
+def judge_all(
+    claims: list[str], tables: dict[str, pd.DataFrame], folder: Path, facet: Facet, is_job: bool = False
+) -> list[str]:
     """Judge the claims, if there are any, and write verdicts.csv, a row for each setting, and statements.csv, a row for
-    each claim; returns the statements as lines."""
+    each claim; returns the statements as lines. is_job: of a job of a sweep, whose report judges the claims that
+    compare jobs, and those of which only other jobs have rows."""
+    if is_job:
+        claims = [name for name in claims if not (CLAIMS[name].across or CLAIMS[name].along)]
     if not claims:
         return []
     verdicts = [verdict for name in claims for verdict in judge(name, tables[CLAIMS[name].table], facet)]
     statements = statements_of(verdicts)
     write_table(pd.DataFrame(verdicts), folder / "verdicts.csv")
     write_table(table_of(statements), folder / "statements.csv")
-    return [*map(statement_line, statements), f"-> {folder / 'verdicts.csv'} and {folder / 'statements.csv'}"]
+    told = [one for one in statements if not is_job or one["settings"][0]["reason"] != NOTHING]
+    return [*map(statement_line, told), f"-> {folder / 'verdicts.csv'} and {folder / 'statements.csv'}"]

@@ -415,6 +415,16 @@ def test_claims_leave_verdicts(tmp_path, fresh):
     assert all(name in line for name, line in zip(cfg.claims, lines[-3:-1], strict=True))
 
 
+def test_a_job_of_a_sweep_says_nothing_of_claims_about_other_jobs(tmp_path, fresh, monkeypatch):
+    table = ANALYSES["paths"].table(fresh[0], options_of(config())["paths"]).assign(seed=fresh[0].seed)
+    of_another = dataclasses.replace(CLAIMS["paths_sum_to_output"], applies=lambda rows: False)
+    monkeypatch.setitem(CLAIMS, "of_another", of_another)
+    claims = ["paths_sum_to_output", "of_another"]
+    alone, of_job = (judge_all(claims, {"paths": table}, tmp_path, None, is_job=is_job) for is_job in (False, True))
+    assert "of_another" in alone[1] and "the table has no rows for this claim" in alone[1] and len(alone) == 3
+    assert of_job == [alone[0], alone[2]]
+
+
 def test_each_value_of_a_facet_is_judged_and_drawn(tmp_path, fresh, monkeypatch):
     cfg, drawn = config("claims=[paths_sum_to_output]", "published=dong_fig4_sorting"), []
     table = ANALYSES["paths"].table(fresh[0], options_of(cfg)["paths"]).assign(seed=fresh[0].seed)
