@@ -35,6 +35,7 @@ from rankbench.tape.touch import (
     place_of,
     reads_other_tokens,
     touched_at,
+    touched_keys,
 )
 
 
@@ -203,7 +204,7 @@ class Touched(Touching):
         p, p0 = weighted.weights(*product.tensors), weighted.weights(*old.tensors)
         v, v0 = weighted.values(*product.tensors), weighted.values(*old.tensors)
         tag = Tag(Kind.ACTIVATION) if product.is_kernel else self.tag(product.tensors[side])
-        at = touched_at(v, v0, -2)
+        at = touched_at(v, v0, -2) if product.is_kernel or tag.mixes else touched_keys(v, v0)
         changed = changed_numbers(v, v0)
         leads = leads_of(changed, p)
         kind, is_sure, why = self._kind(product, old, side, tag, (p, p0), (v, v0), at, leads)

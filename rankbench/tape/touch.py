@@ -110,6 +110,13 @@ def touched_at(new: Tensor, old: Tensor, axis: int) -> list[int]:
     return (change > LEAK * change.max()).nonzero()[:, 0].cpu().tolist() if change.max() > 0 else []
 
 
+def touched_keys(new: Tensor, old: Tensor) -> list[int]:
+    """The keys that are touched; all of them if the others are zero, as outputs of experts that leave a token out."""
+    at, rows = touched_at(new, old, -2), old[changed_numbers(new, old).flatten(-2).any(-1)]
+    others = set(rows.ne(0).any(-1).any(0).nonzero()[:, 0].tolist()) - set(at)
+    return at if others or not at else [*range(old.shape[-2])]
+
+
 def changed_at(new: Tensor, old: Tensor, axis: int) -> list[int]:
     """Indices along an axis at which the tensors differ by more than rounding."""
     if not new.numel() or new.shape != old.shape:

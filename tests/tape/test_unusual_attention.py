@@ -201,6 +201,43 @@ def test_a_pooled_sequence_has_heads_however_it_is_written(name):
         torch.testing.assert_close(got_BD, wanted_BD)
 
 
+# what experts give, (B, N, E, D), summed with a router's weights w (B, N, E)
+MIXTURES = {
+    "matrices": lambda w, x: (w[:, :, None] @ x).squeeze(2),
+    "matrices, tokens in the batch": lambda w, x: torch.bmm(w.flatten(0, 1)[:, None], x.flatten(0, 1)).view(B, N, D),
+    "product and sum": lambda w, x: (w[..., None] * x).sum(2),
+    "einsum": lambda w, x: torch.einsum("bne,bned->bnd", w, x),
+    "experts first": lambda w, x: torch.einsum("bne,ebnd->bnd", w, x.permute(2, 0, 1, 3)),
+}
+
+
+class Sparse(nn.Module):
+    """Experts that give zeros for tokens that the router does not send them."""
+
+    def __init__(self, mix, most):
+        super().__init__()
+        self.router, self.experts = nn.Linear(D, 4), nn.ModuleList(MLP() for _ in range(4))
+        self.mix, self.most = mix, most
+
+    def forward(self, x):
+        scores = self.router(x)
+        sent = scores >= scores.topk(self.most, -1).values[..., -1:]
+        each = [expert(x) * sent[..., number, None] for number, expert in enumerate(self.experts)]
+        return self.mix(scores.masked_fill(~sent, -torch.inf).softmax(-1), torch.stack(each, 2))
+
+
+@pytest.mark.parametrize("most", [1, 2])
+@pytest.mark.parametrize("name", MIXTURES)
+def test_sparse_experts_are_no_heads_however_they_are_summed(name, most):
+    module, x = between(Sparse(MIXTURES[name], most)), random("experts", B, N, D)
+    tape, written = record(module, x), between(Sparse(MIXTURES["product and sum"], most))
+    written.load_state_dict(module.state_dict())
+    assert tape.paths().by_length == TWO and len(tape.reading.calls) == 2
+    assert tape.sums().remainder < NO_PATH
+    for got_BND, wanted_BND in zip(tape.sums().by_length_KBND, record(written, x).sums().by_length_KBND, strict=True):
+        torch.testing.assert_close(got_BND, wanted_BND)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_weights_of_queries_that_see_no_key_are_weights(seed):
     module = drawn(Sequence(SquaredReLU(), SquaredReLU()))
