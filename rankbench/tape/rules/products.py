@@ -64,9 +64,8 @@ LINEAR_SUM: Callable[[Seen], Any] = RULES["sum"]
 
 @rule("sum")
 def _sum(seen: Seen) -> Tag | None:
-    """A sum over an axis of a product of two activations, each with an axis that the other lacks, is a product of
-    matrices, as (a[..., None] * b[..., None, :, :]).sum(-2) is a @ b; and if only one has, with one row: (a[..., None] *
-    b).sum(-2) is a[..., None, :] @ b."""
+    """A sum over an axis of a product of two activations is a product of matrices if each has an axis that the other
+    lacks, as (a[..., None] * b[..., None, :, :]).sum(-2) is a @ b. If only b has, a is a matrix of one row."""
     axis, tag = seen.get(1, "dim"), seen.tag(seen.args[0])
     axis = axis[0] if isinstance(axis, (tuple, list)) and len(axis) == 1 else axis
     if tag.factors is None or not isinstance(axis, int) or seen.kwargs.get("dtype") is not None:
