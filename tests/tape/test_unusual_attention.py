@@ -201,6 +201,38 @@ def test_a_pooled_sequence_has_heads_however_it_is_written(name):
         torch.testing.assert_close(got_BD, wanted_BD)
 
 
+# P v of all heads together, p (B, H, N, N) and v (B, H, N, D) to (B, N, D)
+SUMS_OF_HEADS = {
+    "einsum": lambda p, v: torch.einsum("bhnm,bhmd->bnd", p, v),
+    "einsum, heads after tokens": lambda p, v: torch.einsum("bnhm,bmhd->bnd", p.transpose(1, 2), v.transpose(1, 2)),
+    "product and sum": lambda p, v: (p[..., None] * v[:, :, None]).sum((1, 3)),
+}
+
+
+class HeadsTogether(Attention):
+    """Values that have passed the output's map of their head before they are mixed, and a sum over heads and keys."""
+
+    def __init__(self, mix):
+        super().__init__(written_out)
+        self.mix = mix
+
+    def forward(self, x):
+        q, k, v = (heads_of(part(x)) for part in (self.q, self.k, self.v))
+        of_heads_HKD = self.out.weight.T.unflatten(0, (H, -1))
+        return self.mix((q @ k.mT / (D // H) ** 0.5).softmax(-1), v @ of_heads_HKD) + self.out.bias
+
+
+@pytest.mark.parametrize("name", SUMS_OF_HEADS)
+def test_heads_that_are_summed_with_their_keys_are_heads(name):
+    module, x = drawn(Sequence(*(HeadsTogether(SUMS_OF_HEADS[name]) for _ in range(2)))), random("together", B, N, D)
+    usual = drawn(Sequence(*(Attention(written_out) for _ in range(2))))
+    usual.load_state_dict(module.state_dict())
+    tape, same = record(module, x), record(usual, x)
+    assert tape.paths().by_length == TWO == same.paths().by_length
+    for got_BND, wanted_BND in zip(tape.sums().by_length_KBND, same.sums().by_length_KBND, strict=True):
+        torch.testing.assert_close(got_BND, wanted_BND)
+
+
 # what experts give, (B, N, E, D), summed with a router's weights w (B, N, E)
 MIXTURES = {
     "matrices": lambda w, x: (w[:, :, None] @ x).squeeze(2),

@@ -64,14 +64,14 @@ LINEAR_SUM: Callable[[Seen], Any] = RULES["sum"]
 
 @rule("sum")
 def _sum(seen: Seen) -> Tag | None:
-    """A sum over an axis of a product of two activations is a product of matrices if each has an axis that the other
+    """A sum over axes of a product of two activations is a product of matrices if each has an axis that the other
     lacks, as (a[..., None] * b[..., None, :, :]).sum(-2) is a @ b. If only b has, a is a matrix of one row."""
     axis, tag = seen.get(1, "dim"), seen.tag(seen.args[0])
-    axis = axis[0] if isinstance(axis, (tuple, list)) and len(axis) == 1 else axis
-    if tag.factors is None or not isinstance(axis, int) or seen.kwargs.get("dtype") is not None:
+    if tag.factors is None or axis is None or seen.kwargs.get("dtype") is not None:
         return LINEAR_SUM(seen)
     whole, result = seen.args[0].shape, seen.result.shape
     letters = string.ascii_letters[: len(whole)]
+    summed = [letters[number] for number in (axis if isinstance(axis, (tuple, list)) else [axis])]
     terms, squeezed = [], []
     for factor in tag.factors:
         sizes = (*[1] * (len(whole) - factor.dim()), *factor.shape)
@@ -79,7 +79,8 @@ def _sum(seen: Seen) -> Tag | None:
         terms.append("".join(letters[number] for number in kept))
         squeezed.append(lambda x, shape=tuple(whole[number] for number in kept): x.reshape(shape))
     (left, right), (a, b) = tag.factors, terms
-    ways = _ways(a, b, letters.replace(letters[axis], ""), dict(zip(letters, whole, strict=True)))
+    left_over = "".join(letter for letter in letters if letter not in summed)
+    ways = _ways(a, b, left_over, dict(zip(letters, whole, strict=True)))
 
     def as_factor() -> Tag | None:
         if ways.scores is not None or tag.node is None:
@@ -234,42 +235,40 @@ def _layout(weights: str, values: str, out: str, order: str, sizes: Mapping[str,
     """The layout of a product of weights and values; None if the letters do not fit.
 
     order: the term whose order of letters the batch has. Weights may have several letters that the values lack: that of
-    the queries, and groups of heads that share their values. Weights without such a letter are those of one query, as
-    in a pooled sequence.
+    the queries, and groups of heads that share their values; none if they are those of one query, as in a pooled
+    sequence. Of several letters that are summed over, the last in the weights is that of the keys, others are of heads.
     """
     batch = [x for x in order if x in weights and x in values and x in out]
+    summed = [x for x in weights if x in values and x not in out]
     queries = [x for x in weights if x not in values and x in out]
-    keys = [x for x in weights if x in values and x not in out]
     features = [x for x in values if x not in weights and x in out]
-    if not len(keys) == len(features) == 1:
+    parts = (batch + summed + queries, batch + summed + features, batch + queries + features)
+    is_scores = order == out
+    fits = [*map(len, parts)] == [*map(len, (weights, values, out))] and summed and len(features) == 1
+    if not fits or (is_scores and not len(queries) >= len(summed) == 1):
         return None
-    if not queries:
-        is_pool = order != out and (len(weights), len(values), len(out)) == (
-            len(batch) + 1,
-            len(batch) + 2,
-            len(batch) + 1,
-        )
-        to_weights, back = _permuted(weights, [*batch, *keys]), _permuted([*batch, *features], out)
-        to_values = _permuted(values, [*batch, *keys, *features])
-        return (
-            Moves(lambda x: to_weights(x)[..., None, :], to_values, lambda x: back(x[..., 0, :])) if is_pool else None
-        )
-    tokens = features[0] if order == out else keys[0]  # of the scores, the axis of keys is their last
+    *heads, key = summed
+    tokens = features[0] if is_scores else key  # of the scores, the axis of keys is their last
     alike = [x for x in queries if sizes[x] == sizes[tokens]]
-    query = alike[0] if len(alike) == 1 else queries[-1]
-    groups = [x for x in queries if x != query]
-    if not (len(batch) + len(groups) + 2 == len(weights) == len(out) and len(batch) + 2 == len(values)):
-        return None
-    to_values = _permuted(values, [*batch, *keys, *features])
-    shape = [sizes[x] for x in (*batch, *groups, *keys, *features)]
+    query = alike if len(alike) == 1 else queries[-1:]
+    groups = [x for x in queries if x not in query]
+    to_weights = _permuted(weights, [*batch, *heads, *groups, *query, key])
+    to_values = _permuted(values, [*batch, *heads, key, *features])
+    back = _permuted([*batch, *groups, *query, *features], out)
+    shape = [sizes[x] for x in (*batch, *heads, *groups, key, *features)]
+    of_heads = tuple(range(len(batch), len(batch) + len(heads)))
 
     def shared(x: Tensor) -> Tensor:
         return to_values(x)[(..., *[None] * len(groups), slice(None), slice(None))].expand(shape)
 
+    def summed_up(x: Tensor) -> Tensor:
+        x = x if query else x[..., 0, :]
+        return back(x.sum(of_heads) if heads else x)
+
     return Moves(
-        _permuted(weights, [*batch, *groups, query, *keys]),
+        to_weights if query else lambda x: to_weights(x)[..., None, :],
         shared if groups else to_values,
-        _permuted([*batch, *groups, query, *features], out),
+        summed_up,
         len(alike) > 1,
     )
 
