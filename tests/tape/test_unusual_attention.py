@@ -233,6 +233,27 @@ def test_heads_that_are_summed_with_their_keys_are_heads(name):
         torch.testing.assert_close(got_BND, wanted_BND)
 
 
+@pytest.mark.parametrize("swapped", [False, True])
+def test_vectors_of_weights_are_rows(swapped):
+    """One product for each sequence, head and query, each a call with a head of its own."""
+
+    def by_vectors(p, v):
+        def row(p_M, v_MD):
+            return v_MD.T @ p_M if swapped else p_M @ v_MD
+
+        return torch.stack(
+            [torch.stack([sum(row(p[b, h, n], v[b, h]) for h in range(H)) for n in range(N)]) for b in range(B)]
+        )
+
+    module, usual = drawn(Sequence(HeadsTogether(by_vectors))), drawn(Sequence(Attention(written_out)))
+    usual.load_state_dict(module.state_dict())
+    x = random("vectors", B, N, D)
+    tape, same = record(module, x), record(usual, x)
+    assert tape.paths().by_length == [1, B * N * H]
+    for got_BND, wanted_BND in zip(tape.sums().by_length_KBND, same.sums().by_length_KBND, strict=True):
+        torch.testing.assert_close(got_BND, wanted_BND)
+
+
 # what experts give, (B, N, E, D), summed with a router's weights w (B, N, E)
 MIXTURES = {
     "matrices": lambda w, x: (w[:, :, None] @ x).squeeze(2),

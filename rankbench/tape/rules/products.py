@@ -163,7 +163,15 @@ def _matmul(seen: Seen) -> Tag | None:
     a, b = seen.args[:2] if seen.name == "matmul" else reversed(seen.args[:2])
     if b.ndim == 2 and a.ndim > 1 and seen.tag(b).kind == Kind.WEIGHT and seen.tag(a).kind != Kind.WEIGHT:
         return _affine(seen, a, b.mT, None)
-    return _product(seen, a, b, torch.matmul, Ways() if a.ndim == 1 or b.ndim == 1 else MATRICES)
+    return _product(seen, a, b, torch.matmul, _of_vector(a, b) if a.ndim == 1 or b.ndim == 1 else MATRICES)
+
+
+def _of_vector(a: Tensor, b: Tensor) -> Ways:
+    """How to read the product of a vector and a matrix, either way round."""
+    if a.ndim + b.ndim != 3:
+        return Ways()
+    terms = ("m", "mk") if a.ndim == 1 else ("km", "m")
+    return _ways(*terms, "k", dict(zip("".join(terms), (*a.shape, *b.shape), strict=True)))
 
 
 AS_IT_IS, TRANSPOSED = Moves(*(unchanged,) * 3), Moves(*(attrgetter("mT"),) * 3)
