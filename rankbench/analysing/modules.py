@@ -41,9 +41,8 @@ OWN_TEXTS = (  # what a checkpoint reads if the user gives nothing
 
 # By spec: checked before anything is written, and measured later, so that the user's code runs once.
 BUILT: dict[str, tuple[nn.Module, Example | None]] = {}
-SUBJECTS: dict[
-    str, list[Subject]
-] = {}  # by config, the last one's: what was read of them when they were checked is kept
+# The last config's, by that config: what was read of them when they were checked is not read again.
+SUBJECTS: dict[str, list[Subject]] = {}
 load_once = lru_cache(maxsize=1)(load_checkpoint)
 
 
