@@ -22,6 +22,7 @@ from rankbench.tape.tags import Kind, Level, Role, Site, Tag, Verdict, Visit, We
 from rankbench.tape.touch import (
     Mark,
     another,
+    are_rearranged,
     changed_numbers,
     hidden_keys,
     is_flat,
@@ -32,9 +33,12 @@ from rankbench.tape.touch import (
     lead_of,
     leads_of,
     moves_with,
+    of_all_heads,
+    of_one_window,
     place_of,
     reads_other_tokens,
     touched_at,
+    touched_in_windows,
     touched_keys,
 )
 
@@ -134,6 +138,7 @@ class Touched(Touching):
         self.calls: list[ReadCall] = []
         self.factors: list[Factor] = []
         self.of_depth: dict[int, list[tuple[ReadCall, Tensor, tuple]]] = {}
+        self.entered_at: list[list[int]] = []  # indices along the first axes at which a submodule's state was touched
 
     def marked(self, number: int, shape: Sequence[int], at: tuple[int, ...], has_features: bool) -> Mark:
         return super().marked(number, shape, at, has_features)._replace(sequences=self.sequences.get(number))
@@ -142,7 +147,10 @@ class Touched(Touching):
         """Where something that is no attention has carried the touch to all tokens, give the state that of the first
         pass, with a change at the one number that was touched most."""
         old = self.base.entered.get(run)
-        if old is None or x.dim() != 3 or x.shape != old.shape or 0 in x.stride() or not is_spread(x, old):
+        if old is None or x.dim() != 3 or x.shape != old.shape or 0 in x.stride():
+            return
+        self.entered_at = [touched_at(x, old, axis) for axis in (0, 1)]
+        if not is_spread(x, old):
             return
         at = tuple(int(index) for index in torch.unravel_index((x - old).abs().nan_to_num().argmax(), x.shape))
         x.data.copy_(old)
@@ -207,23 +215,25 @@ class Touched(Touching):
         at = touched_at(v, v0, -2) if product.is_kernel or tag.mixes else touched_keys(v, v0)
         changed = changed_numbers(v, v0)
         leads = leads_of(changed, p)
+        in_window = [] if product.is_kernel or is_partly(at, v.shape[-2]) else touched_in_windows(changed)
+        at = in_window or at
         kind, is_sure, why = self._kind(product, old, side, tag, (p, p0), (v, v0), at, leads)
-        if only_sure and (why or not is_sure):
-            return None
-        if why:
+        if why and not only_sure:
             self.factors.append(Factor(seen.call, tuple(p.shape), why))
+        if why or (only_sure and not is_sure):
             return None
         result = first_of(seen.result)
         queries = self._queries(product, old, tag, p, side)
         # queries that no input reaches are tokens of their own, from here on touched where no input is
         row = 0 if queries == [] else p.shape[-2] - 1 if queries is None else queries[-1]
-        self._put_back(result, old.result, weighted, p, v, leads, row)
+        to_touch = of_one_window(leads, p, p0, self.entered_at) if in_window else leads
+        self._put_back(result, old.result, weighted, p, v, to_touch, row)
         made_p = product.tensors[side]
         if not product.is_kernel and 0 not in made_p.stride():  # what is divided by its sums only afterwards
             made_p.data.copy_(old.tensors[side])  # not a new version: P may be a part of all heads' P
-        lead = lead_of(changed, v, p, leads, at)
+        lead = lead_of(changed, v, p, of_all_heads(leads, self.sequence) if p.shape[-2] == 1 else leads, at)
         inputs = self._input_of(at, p.shape[-1]), self._input_of(queries or (), p.shape[-2])
-        is_cross = reads_other_tokens(at, queries, p, inputs)
+        is_cross = None if in_window else reads_other_tokens(at, queries, p, inputs)
         logits = self._logits(product, old, tag, lead)
         call = ReadCall(
             key, seen.call, kind, is_sure, lead, tuple(p.shape), is_cross, *inputs,
@@ -373,18 +383,13 @@ class Touched(Touching):
         for other, other_p, other_makers in beside:
             if other_p.shape == p0.shape and torch.equal(other_p, p0) and (other_makers == makers or not is_flat(p0)):
                 return replace(call, twin=other.key)
-            if not (call.touched and other.touched) and _are_rearranged(p0, other_p):
+            if not (call.touched and other.touched) and are_rearranged(p0, other_p):
                 raise ConfigError(
                     f"{call.call} and {other.call}: multiply the same weights in two arrangements, once with values "
                     "that no input reaches, as relative positions are, and nothing shows their heads; leave them out"
                 )
         beside.append((call, p0, makers))
         return call
-
-
-def _are_rearranged(p: Tensor, other: Tensor) -> bool:
-    """Whether two P hold the same numbers in another order."""
-    return p.numel() == other.numel() and not is_flat(p) and torch.equal(*(x.flatten().sort()[0] for x in (p, other)))
 
 
 def _unreadable(call: Call) -> ConfigError:

@@ -117,6 +117,31 @@ def touched_keys(new: Tensor, old: Tensor) -> list[int]:
     return at if others or not at else [*range(old.shape[-2])]
 
 
+def touched_in_windows(changed: Tensor) -> list[int]:
+    """The keys that are touched in one of several windows that slide over the tokens, in each of which the touch stands
+    at another place; none if keys are no such windows."""
+    if changed.dim() < 3:
+        return []
+    windows = changed.any(-1).flatten(0, -2)
+    windows = windows[windows.any(-1)]
+    slides = len(windows) > 1 and bool((windows != windows[0]).any())
+    each = [row.nonzero()[:, 0].tolist() for row in windows]
+    return each[0] if slides and all(is_partly(at, windows.shape[-1]) for at in each) else []
+
+
+def of_one_window(leads: Tensor, p: Tensor, p0: Tensor, tokens: Sequence[Sequence[int]]) -> Tensor:
+    """Of the touched leading indices of P one: that of the touched token's own window, else that at which P changes
+    most. tokens: the touched indices along axes of the state that the layer reads."""
+    change = (p - p0).abs().flatten(-2).amax(-1).masked_fill(~leads, -torch.inf)
+    for axis in range(leads.dim()):
+        for (index,) in (at for at in tokens if len(at) == 1):
+            if index < leads.shape[axis] and 1 < along(leads, axis).sum() < leads.shape[axis]:
+                change.select(axis, index).add_(change.max() + 1)
+    one = torch.zeros_like(leads).flatten()
+    one[change.argmax()] = True
+    return one.view_as(leads)
+
+
 def changed_at(new: Tensor, old: Tensor, axis: int) -> list[int]:
     """Indices along an axis at which the tensors differ by more than rounding."""
     if not new.numel() or new.shape != old.shape:
@@ -149,9 +174,25 @@ def leads_of(changed: Tensor, p: Tensor) -> Tensor:
 
 
 def moves_with(p: Tensor, p0: Tensor, leads: Tensor) -> bool:
-    """Whether P changes wherever its values do, as it does if it depends on their tokens."""
+    """Whether P changes where its values do, as it does if it depends on their tokens: at more than half of the touched
+    leading indices, because a softmax that is nearly 1 somewhere hides a change. Weights of each token by itself change
+    at one of the windows that hold it, and these are two or more."""
     moved = (p - p0).abs().flatten(-2).amax(-1)
-    return bool((moved > 1e-4 * moved.max())[leads].all())
+    return (moved > 1e-6 * moved.max())[leads].double().mean().item() > 0.5
+
+
+def of_all_heads(leads: Tensor, sequence: tuple[int, int]) -> Tensor:
+    """The touched leading indices of weights of one query, as if all heads saw the touch, which may choose other keys.
+    sequence: which of how many is touched. Of the other axes the longest is that of the queries."""
+    sizes = dict(enumerate(leads.shape))
+    inner = [
+        axis
+        for axis, size in sizes.items()
+        if size != sequence[1] or along(leads, axis).nonzero()[:, 0].tolist() != [sequence[0]]
+    ]
+    for axis in sorted(inner, key=sizes.__getitem__)[:-1]:
+        leads = leads.any(axis, keepdim=True).expand(leads.shape)
+    return leads
 
 
 def lead_of(changed: Tensor, v: Tensor, p: Tensor, leads: Tensor, at: Sequence[int]) -> Lead:
@@ -200,6 +241,11 @@ def along(leads: Tensor, axis: int) -> Tensor:
 def is_flat(p: Tensor) -> bool:
     """Whether each query gives the same weight to all keys that it sees, as fresh heads may."""
     return bool(((p == 0) | (p == p.amax(-1, keepdim=True))).all())
+
+
+def are_rearranged(p: Tensor, other: Tensor) -> bool:
+    """Whether two P hold the same numbers in another order."""
+    return p.numel() == other.numel() and not is_flat(p) and torch.equal(*(x.flatten().sort()[0] for x in (p, other)))
 
 
 def reads_other_tokens(

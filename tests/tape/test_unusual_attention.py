@@ -201,6 +201,74 @@ def test_a_pooled_sequence_has_heads_however_it_is_written(name):
         torch.testing.assert_close(got_BD, wanted_BD)
 
 
+# one query at a time, with the keys that it sees: w (B, H, N, J) and v (B, H, N, J, K) to (B, H, N, K)
+WINDOWS = {
+    "matrices": lambda w, v: (w[..., None, :] @ v).squeeze(-2),
+    "product and sum": lambda w, v: (w[..., None] * v).sum(3),
+    "einsum": lambda w, v: torch.einsum("bhnj,bhnjk->bhnk", w, v),
+}
+
+
+class Sliding(Attention):
+    """Each token sees those up to `before` and `after` it: from windows of keys, or by a mask of all of them."""
+
+    def __init__(self, mix, before, after):
+        super().__init__(written_out)
+        self.mix, self.before, self.after = mix, before, after
+
+    def forward(self, x):
+        q, k, v = (heads_of(part(x)) for part in (self.q, self.k, self.v))
+        here, size = torch.arange(x.shape[1]), self.before + self.after + 1
+        if self.mix is None:
+            apart_NM = here - here[:, None]
+            hidden_NM = (apart_NM < -self.before) | (apart_NM > self.after)
+            return self.out(joined((q @ k.mT).masked_fill(hidden_NM, -torch.inf).softmax(-1) @ v))
+        seen_NJ = here[:, None] + torch.arange(size) - self.before
+        keys, values = (F.pad(y, (0, 0, self.before, self.after))[:, :, seen_NJ + self.before] for y in (k, v))
+        scores = (q[..., None, :] * keys).sum(-1).masked_fill((seen_NJ < 0) | (seen_NJ >= len(here)), -torch.inf)
+        return self.out(joined(self.mix(scores.softmax(-1), values)))
+
+
+class Chosen(Attention):
+    """Each token sees the three with the largest scores: gathered, or by a mask of all of them."""
+
+    def __init__(self, mix):
+        super().__init__(written_out)
+        self.mix = mix
+
+    def forward(self, x):
+        q, k, v = (heads_of(part(x)) for part in (self.q, self.k, self.v))
+        scores = q @ k.mT
+        most = scores.topk(3, -1)
+        if self.mix is None:
+            hidden = scores < most.values[..., -1:]
+            return self.out(joined(scores.masked_fill(hidden, -torch.inf).softmax(-1) @ v))
+        each = torch.arange(B)[:, None, None, None], torch.arange(H)[:, None, None]
+        return self.out(joined(self.mix(most.values.softmax(-1), v[(*each, most.indices)])))
+
+
+SEEN = {
+    "both sides": lambda mix: Sliding(mix, 1, 1),
+    "before": lambda mix: Sliding(mix, 2, 0),
+    "after": lambda mix: Sliding(mix, 0, 1),
+    "chosen": Chosen,
+}
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+@pytest.mark.parametrize("seen", SEEN)
+def test_keys_that_are_gathered_for_each_query_are_keys(seen, name):
+    """In three layers, and with the sums of the same attention by a mask."""
+    module, usual = (drawn(Sequence(*(SEEN[seen](mix) for _ in range(3)))) for mix in (WINDOWS[name], None))
+    usual.load_state_dict(module.state_dict())
+    x = random("gathered", B, 2 * N, D)
+    tape, same = record(module, x), record(usual, x)
+    assert tape.paths().by_length == same.paths().by_length == [1, 3 * H, 3 * H**2, H**3]
+    assert [call.lead.heads for call in tape.reading.calls] == [H] * 3
+    for got_BND, wanted_BND in zip(tape.sums().by_length_KBND, same.sums().by_length_KBND, strict=True):
+        torch.testing.assert_close(got_BND, wanted_BND)
+
+
 # P v of all heads together, p (B, H, N, N) and v (B, H, N, D) to (B, N, D)
 SUMS_OF_HEADS = {
     "einsum": lambda p, v: torch.einsum("bhnm,bhmd->bnd", p, v),
