@@ -419,6 +419,7 @@ def compare_analyses(task: str, model: str, only: tuple[str, ...] | None, device
         same(*map(without_directions_of_collapsed, (there[name], here[name])), leave_out=left_out)
 
 
+@pytest.mark.further
 @pytest.mark.filterwarnings("ignore:An input array is constant")
 def test_an_analysis_there_gives_the_table_of_the_cpu(device, tmp_path):
     compare_analyses("sorting", "causal_contractive_l2", FAST, device, tmp_path)

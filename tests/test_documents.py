@@ -107,6 +107,7 @@ def listed(text):
     return rows
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     ("steps", "kinds"),
     [(1, ["initialised"]), pytest.param(500, ["initialised", "trained"], marks=pytest.mark.slow)],

@@ -192,6 +192,7 @@ def tables_of(watch):
     return [watch.table(name).drop(columns=times, errors="ignore") for name in TABLES]
 
 
+@pytest.mark.further
 def test_a_killed_watch_continues_behind_its_last_whole_step(tmp_path, inputs):
     model, optimizer = model_and_optimizer()
     with rb.observe(model, inputs, optimizer, every=2, out=tmp_path / "whole") as whole:
@@ -745,6 +746,7 @@ def test_compiled_and_wrapped_models_are_measured_as_they_are(tmp_path, inputs):
 # --- the folder afterwards -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.further
 def test_a_report_draws_watched_trainings(tmp_path, inputs, monkeypatch):
     facets = []
     for name, figure in FIGURES.items():
@@ -779,6 +781,7 @@ def test_a_watched_training_is_no_run_to_analyse(tmp_path, inputs):
     assert rb.load_sweep(tmp_path / "a").table("observed_weights").step.max() == 2
 
 
+@pytest.mark.further
 def test_watching_loads_neither_hydra_nor_the_compiler_nor_transformers():
     """Nor do random rounding, which every measurement does, and what reads pretrained checkpoints: each of the three
     takes a second."""

@@ -64,7 +64,7 @@ SMALL = {
     "power_iteration": {"width": 400, "samples": 1},
     "score_biases": {"tokens": 5},
     "looped_collapse": {"tokens": 16, "layers": 6, "samples": 4},
-    "looped_end": {"tokens": 4, "layers": 300, "width": 8},
+    "looped_end": {"tokens": 4, "layers": 200, "width": 8},
 }
 
 

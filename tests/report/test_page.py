@@ -416,6 +416,7 @@ def test_a_browser_sorts_a_table_and_paints_the_page(reported):
     assert corner["light"] == corner["phone"] == 255 and corner["dark"] < 40
 
 
+@pytest.mark.further
 @pytest.mark.skipif(PROGRAM is None, reason="chromium is not installed")
 def test_a_browser_shows_a_tall_figure_whole(tmp_path):
     """Nothing around a figure clips it, and it keeps its own shape: five rows of panels, higher than any screen."""

@@ -300,6 +300,7 @@ def test_clipping_leaves_a_zero_gradient_at_zero():
 # --- compiled ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.further
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(
     "words",
@@ -322,6 +323,7 @@ def test_a_compiled_run_is_traced_and_has_the_same_loss_curve(tmp_path, graphs, 
         assert float(ours["loss"]) == pytest.approx(float(theirs["loss"]), rel=1e-9)  # as SAME
 
 
+@pytest.mark.further
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_the_layers_of_a_corpus_share_their_graphs(graphs, monkeypatch):
     monkeypatch.setattr("rankbench.model.weightings.SHORT_ROW", 0)  # a GPU has no softmax of its own for short rows
@@ -363,6 +365,7 @@ def test_kernels_with_other_gradients_are_not_used(monkeypatch, caplog, factor, 
         torch.testing.assert_close(ours.weights()[name], weight, **exact)
 
 
+@pytest.mark.further
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("model", ["causal", "causal_l2_tied", "causal_contractive_l2"])
 def test_numbers_of_the_config_are_constants_in_compiled_kernels(graphs, model):
