@@ -40,7 +40,8 @@ class Foreign:
     """Modules that are not ours, as their author or their library made them, with the arguments that they are given.
 
     modules: by weights (given; of a checkpoint trained, initialised). asked: how the user wants them to be read. half:
-    which part of a checkpoint they are, in words; empty for all of it.
+    which part of a checkpoint they are, in words; empty for all of it. unknown: share of the tokens that the tokenizer
+    does not know; None where that does not show.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Foreign:
     example: Example
     asked: Asked = NOTHING_ASKED
     half: str = ""
+    unknown: float | None = None
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """The subjects of `rankbench analyze` that are not networks of ours: a user's module, and a public checkpoint."""
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -38,6 +39,10 @@ OWN_TEXTS = (  # what a checkpoint reads if the user gives nothing
     "A square has four equal sides, and its diagonals cross at right angles.",
     "He had forgotten the name of the village, but not the colour of its church door.",
 )
+
+MOST_UNKNOWN = 0.1  # share of tokens that the tokenizer does not know; above it there is a warning
+
+log = logging.getLogger(__name__)
 
 # By spec: checked before anything is written, and measured later, so that the user's code runs once.
 BUILT: dict[str, tuple[nn.Module, Example | None]] = {}
@@ -108,9 +113,9 @@ def foreign_subjects(cfg: AnalyzeConfig, machine: Machine) -> Sequence[Subject]:
 
 def _of_user(cfg: AnalyzeConfig, seed: int, machine: Machine) -> Subject:
     """The user's module with the inputs of the config, or else with its own; it is moved in place."""
-    spec, given = cfg.module or "", None
+    spec, given, unknown = cfg.module or "", None, None
     if cfg.tokenizer is not None:
-        given = _texts(cfg, cfg.tokenizer)
+        given, unknown = _texts(cfg, cfg.tokenizer)
     elif cfg.inputs is not None:
         given = read_inputs(cfg.inputs)
     if spec not in BUILT:
@@ -124,7 +129,7 @@ def _of_user(cfg: AnalyzeConfig, seed: int, machine: Machine) -> Subject:
     module = module.to(machine.device, machine.dtype)
     modules, example = {"given": module}, example.to(machine.device, machine.dtype)
     example = replace(example, kinds=_kinds({}, {}, cfg))
-    foreign = Foreign(type(module).__name__, inputs, modules, example, asked_of(cfg))
+    foreign = Foreign(type(module).__name__, inputs, modules, example, asked_of(cfg), unknown=unknown)
     return Subject(spec, seed, foreign=foreign)
 
 
@@ -133,14 +138,14 @@ def asked_of(cfg: AnalyzeConfig) -> Asked:
     return Asked(cfg.mask, cfg.output, None if cfg.layers is None else tuple(cfg.layers), cfg.token_axis)
 
 
-def _texts(cfg: AnalyzeConfig, name: str) -> Example:
+def _texts(cfg: AnalyzeConfig, name: str) -> tuple[Example, float | None]:
     """Token ids of the texts in a .txt as the module's one argument; if the texts differ in length, also which tokens
-    are present, as the keyword attention_mask."""
+    are present, as the keyword attention_mask. And the share of unknown ones."""
     if cfg.inputs is None or not cfg.inputs.endswith(".txt"):
         raise ConfigError(f"tokenizer={name}: reads texts, inputs={cfg.inputs} has none; give a .txt")
     tokenizer = load_tokenizer(name)
     ids_BN = read_inputs(cfg.inputs, partial(_tokenized, tokenizer, cfg.tokens)).tensors[0]
-    return _padded(Example((ids_BN,)), tokenizer.pad_token_id or 0)
+    return _padded(Example((ids_BN,)), tokenizer.pad_token_id or 0), _share_unknown(tokenizer, ids_BN)
 
 
 def _padded(example: Example, token: int = 0) -> Example:
@@ -161,6 +166,27 @@ def _tokenized(tokenizer: Any, tokens: int, lines: list[str]) -> dict[str, Tenso
     texts = [tokenizer.encode(line)[:tokens] for line in lines]
     longest = max(map(len, texts))
     return {"inputs": torch.tensor([text + [ABSENT] * (longest - len(text)) for text in texts])}
+
+
+def _share_unknown(tokenizer: Any, ids_BN: Tensor) -> float | None:
+    """Share of the tokens, special ones aside, that the tokenizer does not know; None if it has no id for these alone,
+    as one that falls back to bytes."""
+    unknown = getattr(tokenizer, "unk_token_id", None)
+    names = ("bos", "eos", "cls", "sep", "pad", "mask")
+    others = {getattr(tokenizer, f"{name}_token_id") for name in names} - {None} if unknown is not None else {None}
+    if unknown is None or unknown in others or ids_BN.is_floating_point():
+        return None
+    words = ids_BN[~torch.isin(ids_BN, torch.tensor([ABSENT, *others]))]
+    return (words == unknown).double().mean().item() if len(words) else None
+
+
+def tell_unknown(subject: Subject) -> None:
+    """Log the share of unknown tokens, as a warning if it is large."""
+    if subject.foreign is not None and (share := subject.foreign.unknown):
+        level = logging.WARNING if share > MOST_UNKNOWN else logging.INFO
+        told = "%s: %.2g %% of the tokens of %s are unknown to the tokenizer%s"
+        hint = "; give texts in the network's own language" if level == logging.WARNING else ""
+        log.log(level, told, subject.run, 100 * share, subject.foreign.inputs, hint)
 
 
 # --- checkpoints -----------------------------------------------------------------------------------------------------
@@ -197,7 +223,7 @@ def _of_checkpoint(cfg: AnalyzeConfig, seed: int, machine: Machine) -> Subject:
     own = "rankbench's own texts" if checkpoint.reader is not None else "random token ids"
     name = own if cfg.inputs is None else Path(cfg.inputs).name
     modules = {name: model.get_encoder() if config.is_encoder_decoder else model for name, model in models.items()}
-    asked, half = asked_of(cfg), ""
+    asked, half, unknown = asked_of(cfg), "", _share_unknown(checkpoint.reader, inputs)
     if config.is_encoder_decoder:
         half = "the encoder"
         if asked.output in ("encoder", "decoder"):
@@ -205,7 +231,7 @@ def _of_checkpoint(cfg: AnalyzeConfig, seed: int, machine: Machine) -> Subject:
         if half == "the decoder":
             modules, example = _decoders(models, example, config)
     if config.model_type not in FAMILIES:
-        return Subject(path, seed, foreign=Foreign(checkpoint.name, name, modules, example, asked, half))
+        return Subject(path, seed, foreign=Foreign(checkpoint.name, name, modules, example, asked, half, unknown))
     with_special = replace(kinds, ids={**kinds.ids, "special": special}, left_out=("special", *kinds.left_out))
     networks = {name: as_network(model, with_special if special else kinds) for name, model in models.items()}
     num_tokens = next(iter(networks.values())).num_tokens(inputs)
@@ -213,7 +239,7 @@ def _of_checkpoint(cfg: AnalyzeConfig, seed: int, machine: Machine) -> Subject:
         targets = torch.full((len(inputs), num_tokens), ABSENT)
     batch = Batch(inputs, targets).to(machine.device, machine.dtype)
     task = Texts(name, getattr(config, "vocab_size", None) or config.hidden_size, num_tokens, len(inputs))
-    foreign = Foreign(next(iter(networks.values())).name, name, modules, example, asked, half)
+    foreign = Foreign(next(iter(networks.values())).name, name, modules, example, asked, half, unknown)
     return Subject(path, seed, task, batch, batch, networks, foreign=foreign)
 
 

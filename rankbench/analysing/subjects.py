@@ -10,7 +10,7 @@ import torch
 from pandas.api.types import is_numeric_dtype
 
 from rankbench.analyses import Subject
-from rankbench.analysing.modules import foreign_subjects, is_foreign
+from rankbench.analysing.modules import foreign_subjects, is_foreign, tell_unknown
 from rankbench.config.keys import ConfigError
 from rankbench.config.schema import AnalyzeConfig, BaseConfig, TrainConfig
 from rankbench.model import build_model, initial_model
@@ -35,7 +35,11 @@ def subjects_of(cfg: AnalyzeConfig, machine: Machine) -> Sequence[Subject]:
     """The subjects that the config names: those of a run, a network that is not ours, or fresh models."""
     if cfg.run is not None:
         return subjects_of_run(find_run(cfg.run), machine, cfg.seeds, cfg.uncounted)
-    return foreign_subjects(cfg, machine) if is_foreign(cfg) else fresh_subjects(cfg, machine)
+    if not is_foreign(cfg):
+        return fresh_subjects(cfg, machine)
+    subjects = foreign_subjects(cfg, machine)
+    tell_unknown(subjects[0])
+    return subjects
 
 
 def subjects_of_run(

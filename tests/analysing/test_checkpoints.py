@@ -327,6 +327,34 @@ def last_heads(paths_PL):
     return [max(((layer, head) for layer, head in enumerate(path, 1) if head), default=(0, 0)) for path in paths_PL]
 
 
+@pytest.mark.parametrize(
+    "name, words, level",
+    [
+        ("bert", [], None),
+        ("bert", ["nobody"], "INFO"),
+        ("bert", ["nobody", "knows"], "WARNING"),
+        ("mine", ["x"] * 9, "WARNING"),
+    ],
+)
+def test_the_share_of_unknown_tokens_is_told(folder, tmp_path, caplog, name, words, level):
+    """In a text of twelve known words, which is printed with the words that the tokenizer does not know."""
+    known = [word for word in WORDS if word.isalpha()]
+    text = ([*known] * 12)[:12]
+    (tmp_path / "texts.txt").write_text(" ".join([*text, *words]))
+    given = ["model=pretrained", f"model.path={folder / 'bert'}"]
+    if name == "mine":
+        code = "import torch\nbody = torch.nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)\n"
+        (tmp_path / "mine.py").write_text(
+            f"{code}def build(): return torch.nn.Sequential(torch.nn.Embedding(99, 8), body)"
+        )
+        given = [f"model={tmp_path / 'mine.py'}:build", f"tokenizer={folder / 'gpt2'}"]
+    with caplog.at_level("INFO"):
+        rankbench.analyze([*given, f"inputs={tmp_path / 'texts.txt'}", "tokens=40"], "attention")
+    told = [(entry.levelname, entry.getMessage()) for entry in caplog.records if "unknown" in entry.getMessage()]
+    share = f"{100 * len(words) / (12 + len(words)):.2g} % of the tokens of texts.txt are unknown"
+    assert [at for at, _ in told] == ([] if level is None else [level]) and all(share in line for _, line in told)
+
+
 @pytest.mark.parametrize("parts", some(["path", "last_head", "length"], 2))
 @pytest.mark.parametrize("name, masked", some([("bert", 0.5), ("gpt2", 0)], 2))
 def test_pruning_by_the_librarys_head_and_every_path(folder, tmp_path, name, masked, parts, monkeypatch):
