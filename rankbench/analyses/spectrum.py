@@ -45,7 +45,7 @@ from rankbench.measures.partial_outputs import beside_whole, first_within, last_
 from rankbench.model.layer_states import WithLayerStates
 from rankbench.model.modules import Example
 from rankbench.plots.figure import uncounted_in_words
-from rankbench.plots.spectrum import draw_spectrum
+from rankbench.plots.spectrum import KINDS, draw_spectrum
 from rankbench.progress import counted
 from rankbench.runs.tables import as_float, thinned
 from rankbench.seeds import generator_for
@@ -54,7 +54,6 @@ from rankbench.tasks.task import is_scored
 
 log = logging.getLogger(__name__)
 
-KINDS = ("states", "logits", "output")
 CLOSE = 0.01  # nats
 PRINTED = ("num_paths", *RELATIVE, *SCORED, "kl_upto", "settled_upto")
 REMAINDERS_OF_ROUNDING = 10  # an error within this many remainders of the exact sums is rounding
@@ -94,7 +93,8 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
             kind: [*shares, *[1.0] * (len(num_paths) - len(shares))]  # no path has a length behind the last
             for kind, shares in zip(by_kind, floors, strict=True)
         }
-        for kind, values in sorted(by_kind.items(), key=lambda item: KINDS.index(item[0])):
+        for kind in filter(by_kind.__contains__, KINDS):
+            values = by_kind[kind]
             defined_B = values.numbers["size"][0] > 0
             log.info(
                 "%s, %s weights: path sums and %s differ by %.1e (relative)",

@@ -195,6 +195,7 @@ class ReadModule:
 
 
 def _centred(output: Sums) -> Sums:
+    """The same less the mean over the last axis, in the memory of the output's sums."""
     missing = state = output.state_BND - output.state_BND.mean(-1, keepdim=True)
     for sum_BND in output.by_length_KBND:
         sum_BND -= sum_BND.mean(-1, keepdim=True)

@@ -214,9 +214,9 @@ class Recorder(TorchFunctionMode):
             if tensor is not None and self.begin is not None and name == self.begin:
                 self._begin(tensor)
             if tensor is not None and self.keeps_tape:
-                tag = self.tag(tensor)
-                value = tensor.clone() if name == self.keep else None if tag.has_paths else tensor
-                self.results.setdefault(name, []).append((tag, value))
+                with torch._C.DisableTorchFunction():  # so that the module's calls keep their numbers
+                    value = tensor.clone() if name == self.keep else None if self.tag(tensor).has_paths else tensor
+                self.results.setdefault(name, []).append((self.tag(tensor), value))
 
         with ExitStack() as hooks:
             hooks.callback(torch_module.register_module_forward_pre_hook(enter).remove)

@@ -160,6 +160,14 @@ def test_paths_and_axes_are_read_behind_mixed_tokens_and_within_windows(name):
     assert tape.reading.outputs[0].axes == Axes(0, (1,))
 
 
+# --- the same network written in other ways --------------------------------------------------------------------------
+
+
+def assert_same_sums(tape, other):
+    for got_BND, wanted_BND in zip(tape.sums().by_length_KBND, other.sums().by_length_KBND, strict=True):
+        torch.testing.assert_close(got_BND, wanted_BND)
+
+
 # a sequence pooled by a softmax over its tokens, w (B, N, H) and x (B, N, H, K) to (B, H, K)
 POOLINGS = {
     "matrices": lambda w, x: (w.mT[:, :, None] @ x.transpose(1, 2)).squeeze(2),
@@ -265,8 +273,7 @@ def test_keys_that_are_gathered_for_each_query_are_keys(seen, name):
     tape, same = record(module, x), record(usual, x)
     assert tape.paths().by_length == same.paths().by_length == [1, 3 * H, 3 * H**2, H**3]
     assert [call.lead.heads for call in tape.reading.calls] == [H] * 3
-    for got_BND, wanted_BND in zip(tape.sums().by_length_KBND, same.sums().by_length_KBND, strict=True):
-        torch.testing.assert_close(got_BND, wanted_BND)
+    assert_same_sums(tape, same)
 
 
 # P v of all heads together, p (B, H, N, N) and v (B, H, N, D) to (B, N, D)
@@ -297,8 +304,7 @@ def test_heads_that_are_summed_with_their_keys_are_heads(name):
     usual.load_state_dict(module.state_dict())
     tape, same = record(module, x), record(usual, x)
     assert tape.paths().by_length == TWO == same.paths().by_length
-    for got_BND, wanted_BND in zip(tape.sums().by_length_KBND, same.sums().by_length_KBND, strict=True):
-        torch.testing.assert_close(got_BND, wanted_BND)
+    assert_same_sums(tape, same)
 
 
 @pytest.mark.parametrize("swapped", [False, True])
@@ -318,8 +324,7 @@ def test_vectors_of_weights_are_rows(swapped):
     x = random("vectors", B, N, D)
     tape, same = record(module, x), record(usual, x)
     assert tape.paths().by_length == [1, B * N * H]
-    for got_BND, wanted_BND in zip(tape.sums().by_length_KBND, same.sums().by_length_KBND, strict=True):
-        torch.testing.assert_close(got_BND, wanted_BND)
+    assert_same_sums(tape, same)
 
 
 # what experts give, (B, N, E, D), summed with a router's weights w (B, N, E)
@@ -355,8 +360,7 @@ def test_sparse_experts_are_no_heads_however_they_are_summed(name, most):
     written.load_state_dict(module.state_dict())
     assert tape.paths().by_length == TWO and len(tape.reading.calls) == 2
     assert tape.sums().remainder < NO_PATH
-    for got_BND, wanted_BND in zip(tape.sums().by_length_KBND, record(written, x).sums().by_length_KBND, strict=True):
-        torch.testing.assert_close(got_BND, wanted_BND)
+    assert_same_sums(tape, record(written, x))
 
 
 @pytest.mark.parametrize("seed", range(4))
