@@ -33,12 +33,13 @@ def table(cfg: BenchConfig, machine: Machine) -> pd.DataFrame:
     """Milliseconds of a step of one seed, of `replicas` and of four times as many side by side, with batches of SMALL
     and of trainer.batch_size sequences (a corpus: of the latter, and not four times as many seeds).
 
-    The compiled kernels are timed with trainer.compile=true, which takes a minute a row. ratio_card_rate compares the
-    products of the fastest step with one large product, which is measured in the same repetition.
+    The compiled kernels are timed with trainer.compile=true, which takes a minute a row; SMALL is left out then.
+    ratio_card_rate compares the products of the fastest step with one large product of the same repetition.
     """
     task, rows = build_task(cfg.task), []
     is_corpus = isinstance(task, Corpus)
-    for size in [cfg.trainer.batch_size] if is_corpus else sorted({SMALL, cfg.trainer.batch_size}):
+    sizes = {cfg.trainer.batch_size} | (set() if is_corpus or cfg.trainer.compile == "true" else {SMALL})
+    for size in sorted(sizes):
         sized = dataclasses.replace(cfg, trainer=dataclasses.replace(cfg.trainer, batch_size=size))
         for num_seeds in sorted({1, cfg.replicas, (1 if is_corpus else 4) * cfg.replicas}):
             case = {"task": task.name, "seeds": num_seeds, "batch_size": size, "precision": machine.precision}

@@ -1,19 +1,23 @@
 """`make card MINUTES=13`: what is worth a GPU's time, within the minutes for which there is one.
 
-    python -m rankbench.commands.card 13          the plan, then tests, benchmarks and runs; the same command continues
-    python -m rankbench.commands.card 13 plan     the plan alone
+    python -m rankbench.commands.card 13                the plan, then benchmarks, tests and runs; it continues
+    python -m rankbench.commands.card 13 plan           the plan alone
+    python -m rankbench.commands.card 13 kim_fig4_charlm garg_head_rank       of the presets these alone
 
-First the tests that need a GPU and the record of the benchmarks, then, at the papers' scale, the presets whose file
-gives a time on a GPU alone: those that decide most claims a minute first, each only if it fits into what is left.
-outputs/queue_card.csv is the state, with the minutes as they were measured here or else as they are estimated; tables
-and figures lie beside it.
+First the record of the benchmarks, which has the GPU for itself. Then, side by side, the tests that need a GPU and, at
+the papers' scale, the trained presets that take a core of a CPU more than LONG: those that decide most claims a minute
+first, each only if it fits into what is left. outputs/queue_card.csv is the state, with the minutes as they were
+measured here (of a run: beside others) or else as they are estimated for a run alone; tables and figures lie beside it.
 """
 
 import subprocess
 import sys
 import time
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from math import prod
+from math import inf, prod
+from threading import Lock
 from typing import cast
 
 import pandas as pd
@@ -21,9 +25,9 @@ import pandas as pd
 from rankbench.commands.compose import compose
 from rankbench.commands.composition import composed
 from rankbench.commands.failures import refusing
-from rankbench.commands.queue import CARD, FAILED, FINISHED, WAITING, how_long, plan
+from rankbench.commands.queue import FAILED, FINISHED, WAITING, how_long, plan
 from rankbench.commands.sweeps import Grid
-from rankbench.config.keys import ConfigError
+from rankbench.config.keys import ConfigError, check_known
 from rankbench.config.schema import TrainConfig
 from rankbench.model import skeleton
 from rankbench.runs import files
@@ -36,22 +40,29 @@ from rankbench.training.compiling import num_steps
 # operations a second where they are large. START: of a job, with imports and recording.
 LAYER, RATES, START = 0.23e-3, {"fp32": 2.5e13, "bf16": 5e13, "fp64": 1.2e13}, 12.0
 LM = "task=char_lm task.path=ptb model=causal model.layers=5 model.width=512 model.dropout=0.1 optimizer=adam"
-LM += " precision=bf16 trainer.batch_size=64 replicas=1"
-FIRST = {  # minutes, on an H100 with 16 processors
-    "tests": (f"pytest -q -m gpu -p no:benchmark -n {max(1, processors() - 2)}", 1.7),
-    "bench": ("rankbench bench bench=[card] device=cuda replicas=50 repeats=3 record=docs", 0.7),
-    "bench of a language model": (f"rankbench bench bench=[card] device=cuda repeats=3 record=docs {LM}", 1.0),
+LM += " precision=bf16 trainer.batch_size=64 replicas=3"
+BENCHMARKS = {  # minutes, on an H100 with 16 processors
+    "bench": ("rankbench bench bench=[card] replicas=50 trainer.compile=true", 2.0),
+    "bench of a language model": (f"rankbench bench bench=[card] {LM} trainer.compile=true trainer.steps=12", 2.0),
+    "bench of analyses": ("rankbench bench bench=[paths,metrics]", 0.7),
 }
+TESTS = (f"pytest -v --tb=short -m gpu -p no:benchmark -n {max(1, processors() // 2)}", 2.0)
+LONG = 30  # minutes of a core
+AT_ONCE = max(1, processors() // 2)  # processes
 PATIENCE = 60  # seconds that a run has to save a checkpoint when the time is over
 
 
-def card_plan(minutes: float) -> pd.DataFrame:
-    """A row for each piece of work, in order. minutes: those of the whole; what takes longer is too long."""
+def card_plan(minutes: float, names: Collection[str] = ()) -> pd.DataFrame:
+    """A row for each piece of work, in order. minutes: those of the whole; what takes longer is too long. names: of
+    the only presets. Raises ConfigError for those that are not trained or have run."""
     before, digest = _state(), source_digest()
-    work = [(name, words, 0, took) for name, (words, took) in FIRST.items()]
+    work = [(name, f"{words} device=cuda repeats=3 record=docs", 0, took) for name, (words, took) in BENCHMARKS.items()]
+    work.append(("tests", TESTS[0], 0, TESTS[1]))
     queue = plan("paper")
-    of_card = queue[(queue.state == CARD) & (queue.command == "train")]
-    runs = [(row.preset, _command(row.preset), row.claims, estimate(row.preset) / 60) for row in of_card.itertuples()]
+    trained = queue[(queue.command == "train") & (queue.state != FINISHED)]
+    check_known("preset", names, trained.preset)
+    chosen = trained[trained.preset.isin(names) if names else trained.minutes > LONG]
+    runs = [(row.preset, _command(row.preset), row.claims, estimate(row.preset) / 60) for row in chosen.itertuples()]
     work += sorted(runs, key=lambda run: -run[2] / run[3])
     done = pd.DataFrame(work, columns=["work", "command", "claims", "minutes"])
     done = done.assign(**{"from": "estimated", "state": WAITING, "source": digest})
@@ -70,7 +81,7 @@ def _state() -> dict[tuple[str, str], pd.Series]:
 
 
 def _command(preset: str) -> str:
-    return f"rankbench train experiment={preset} device=cuda out={files.OUTPUTS / 'train' / f'card_{preset}'}"
+    return f"rankbench train experiment={preset} out={files.OUTPUTS / 'train' / f'card_{preset}'}"
 
 
 def estimate(preset: str, budget: str = "paper") -> float:
@@ -94,17 +105,28 @@ def _seconds_of_job(cfg: TrainConfig) -> float:
 
 def run(table: pd.DataFrame, minutes: float) -> bool:
     """Do what waits and fits into what is left, and keep the state; whether all of that ended well."""
-    end = time.monotonic() + 60 * minutes
-    for index, row in table[table.state == WAITING].iterrows():
-        if row.minutes > (left := (end - time.monotonic()) / 60):
-            print(f"-- {row.work}: {how_long(row.minutes)}, and {how_long(left)} are left", flush=True)
-            continue
-        print(f"== {row.work}: {how_long(row.minutes)}", flush=True)
+    end, lock = time.monotonic() + 60 * minutes, Lock()
+
+    def do(index: int) -> None:
+        name, command, estimated = table.loc[index, ["work", "command", "minutes"]]
+        if estimated > (left := (end - time.monotonic()) / 60):
+            print(f"-- {name}: {how_long(estimated)}, and {how_long(left)} are left", flush=True)
+            return
+        print(f"== {name}: {how_long(estimated)}", flush=True)
         began = time.monotonic()
-        table.loc[index, "state"] = _done(row.command, end)
-        if table.state[index] == FINISHED:
-            table.loc[index, ["minutes", "from"]] = (time.monotonic() - began) / 60, "measured"
-        write_table(table, files.OUTPUTS / "queue_card.csv")
+        state = _done(command, end)
+        with lock:
+            table.loc[index, "state"] = state
+            if state == FINISHED:
+                table.loc[index, ["minutes", "from"]] = (time.monotonic() - began) / 60, "measured"
+            write_table(table, files.OUTPUTS / "queue_card.csv")
+
+    waiting = table[table.state == WAITING]
+    alone = waiting.work.isin(BENCHMARKS)
+    for index in waiting.index[alone]:
+        do(index)
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        list(pool.map(do, waiting.index[~alone]))
     return not (table.state == FAILED).any()
 
 
@@ -143,12 +165,13 @@ def main(words: list[str]) -> int:
         minutes = float(words[0])
     except (IndexError, ValueError):
         minutes = 0.0
-    if minutes <= 0 or words[1:] not in ([], ["plan"]):
-        raise ConfigError(f"card {' '.join(words)}: give a number of minutes and, for the plan alone, the word plan")
-    table = card_plan(minutes)
+    if not 0 < minutes < inf:
+        raise ConfigError(f"card {' '.join(words)}: give a number of minutes, `plan` for the plan alone, presets")
+    is_plan = words[1:2] == ["plan"]
+    table = card_plan(minutes, words[2:] if is_plan else words[1:])
     files.OUTPUTS.mkdir(exist_ok=True)
     print("\n".join(in_words(table, minutes)), flush=True)
-    return int("plan" not in words and not run(table, minutes))
+    return int(not is_plan and not run(table, minutes))
 
 
 if __name__ == "__main__":

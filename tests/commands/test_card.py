@@ -1,23 +1,27 @@
 """rankbench.commands.card: what fits into the minutes for which there is a GPU, and how it continues."""
 
 import subprocess
+import time
+from math import inf
 
 import pandas as pd
 import pytest
 
 from rankbench.commands import card
+from rankbench.commands.queue import CARD, FINISHED, WAITING
 from rankbench.config.keys import ConfigError
 from rankbench.runs.tables import read_table
 
-QUEUE = pd.DataFrame(  # by preset: command, claims, state
+QUEUE = pd.DataFrame(  # by preset: command, claims, minutes of a core, state
     [
-        ("small", "train", 1, card.CARD),
-        ("dense", "train", 6, card.CARD),
-        ("huge", "train", 9, card.CARD),
-        ("cpu", "train", 9, card.WAITING),
-        ("given", "analyze", 9, card.CARD),
+        ("small", "train", 1, inf, CARD),
+        ("dense", "train", 6, 120.0, WAITING),
+        ("huge", "train", 9, inf, CARD),
+        ("short", "train", 9, 10.0, WAITING),
+        ("done", "train", 9, 120.0, FINISHED),
+        ("given", "analyze", 9, inf, CARD),
     ],
-    columns=["preset", "command", "claims", "state"],
+    columns=["preset", "command", "claims", "minutes", "state"],
 )
 SECONDS = {"small": 60, "dense": 120}  # else an hour
 
@@ -25,7 +29,8 @@ SECONDS = {"small": 60, "dense": 120}  # else an hour
 @pytest.fixture
 def begun(monkeypatch, tmp_path):
     """The commands that are begun, of which each ends at once; in a folder of outputs of their own."""
-    monkeypatch.setattr(card, "FIRST", {"tests": ("pytest -q", 2.0)})
+    monkeypatch.setattr(card, "BENCHMARKS", {"bench": ("rankbench bench", 1.0)})
+    monkeypatch.setattr(card, "TESTS", ("pytest -q", 1.0))
     monkeypatch.setattr(card, "plan", lambda budget: QUEUE)
     monkeypatch.setattr(card, "estimate", lambda preset: SECONDS.get(preset, 3600))
     monkeypatch.setattr(card.files, "OUTPUTS", tmp_path)
@@ -43,24 +48,49 @@ def begun(monkeypatch, tmp_path):
 
 
 @pytest.mark.usefixtures("begun")
-def test_tests_come_first_and_then_most_claims_a_minute():
+def test_benchmarks_and_tests_come_first_and_then_most_claims_a_minute():
     table = card.card_plan(13)
-    assert list(table.work) == ["tests", "dense", "small", "huge"]
+    assert list(table.work) == ["bench", "tests", "dense", "small", "huge"]
     words = "\n".join(card.in_words(table, 13))
-    assert "3 pieces of work take 5 min in all; there are 13 min" in words and "too long: huge (1 h)" in words
+    assert "4 pieces of work take 5 min in all; there are 13 min" in words and "too long: huge (1 h)" in words
+
+
+@pytest.mark.usefixtures("begun")
+def test_only_the_named_presets_run_however_short():
+    assert set(card.card_plan(13, ["short", "small"]).work) == {"bench", "tests", "short", "small"}
 
 
 def test_the_same_command_continues_with_what_has_not_been_done(begun, tmp_path, monkeypatch):
-    assert card.main(["1.5"]) == 0  # there is room for small alone
-    assert [words[1:2] for words in begun] == [["train"]] and "experiment=small" in begun[0]
+    monkeypatch.setattr(card, "AT_ONCE", 1)
+    assert card.main(["1.5"]) == 0  # no room for dense
+    assert [words[1] for words in begun[:1]] == ["bench"] and begun[1] == ["pytest", "-q"]
+    assert "experiment=small" in begun[2] and len(begun) == 3
     assert card.main(["4.5"]) == 0
-    assert begun[1] == ["pytest", "-q"] and "experiment=dense" in begun[2] and len(begun) == 3
+    assert "experiment=dense" in begun[3] and len(begun) == 4
     state = read_table(tmp_path / "queue_card.csv").set_index("work")
-    assert dict(state.state) == {"tests": "finished", "dense": "finished", "small": "finished", "huge": "waiting"}
-    assert dict(state["from"]) == {"tests": "measured", "dense": "measured", "small": "measured", "huge": "estimated"}
+    done = {"bench", "tests", "dense", "small"}
+    assert dict(state.state) == dict.fromkeys(done, FINISHED) | {"huge": WAITING}
+    assert dict(state["from"]) == dict.fromkeys(done, "measured") | {"huge": "estimated"}
     monkeypatch.setattr(card, "source_digest", lambda: "other code")
     assert card.main(["4.5"]) == 0
-    assert begun[3:] == [["pytest", "-q"]]  # runs stay, whatever the code
+    assert [words[:2] for words in begun[4:]] == [["rankbench", "bench"], ["pytest", "-q"]]  # runs stay
+
+
+def test_benchmarks_have_the_gpu_for_themselves_and_runs_go_side_by_side(begun, monkeypatch):
+    at_once, most = set(), {}
+
+    def done(command, end):
+        at_once.add(command)
+        time.sleep(0.2)
+        most[command.split()[1]] = len(at_once)
+        at_once.remove(command)
+        return FINISHED
+
+    monkeypatch.setattr(card, "_done", done)
+    monkeypatch.setattr(card, "AT_ONCE", 3)
+    monkeypatch.setattr(card, "BENCHMARKS", {str(n): (f"rankbench bench{n}", 1.0) for n in range(2)})
+    assert card.main(["13"]) == 0
+    assert most["bench0"] == most["bench1"] == 1 and max(most.values()) > 1
 
 
 def test_work_that_is_not_done_when_the_time_is_over_is_asked_to_stop(monkeypatch):
@@ -87,10 +117,17 @@ def test_a_plan_does_nothing(begun):
     assert card.main(["13", "plan"]) == 0 and begun == []
 
 
-@pytest.mark.parametrize("words", [[], ["soon"], ["-1"], ["13", "now"]])
+@pytest.mark.parametrize("words", [[], ["soon"], ["-1"], ["inf"]])
 def test_other_words_are_refused(words):
     with pytest.raises(ConfigError, match="give a number of minutes"):
         card.main(words)
+
+
+@pytest.mark.usefixtures("begun")
+@pytest.mark.parametrize("name", ["given", "done", "unknown"])
+def test_a_preset_that_is_not_trained_or_has_run_is_refused(name):
+    with pytest.raises(ConfigError, match=f"preset={name}: unknown"):
+        card.main(["13", name])
 
 
 @pytest.mark.parametrize(("preset", "steps"), [("kim_growth", 1000), ("kim_fig9_param_matched", 12_000)])
