@@ -174,12 +174,15 @@ class Training:
         return self._scores_and_gradients(batch, self._streams())
 
     def _scores_and_gradients(self, batch: Batch, streams_S2: Tensor | None) -> tuple[Score, tuple[Tensor, ...]]:
-        dropout, parts = None, []
-        if streams_S2 is not None:
-            num_sequences, num_tokens = batch.targets.shape[1:3]
-            dropout = self.kernels.masks(self.model, num_sequences, num_tokens, streams_S2, self.machine.dtype)
+        parts = []
         for piece in self.pieces:
-            masks = None if dropout is None else {name: mask[piece.seeds] for name, mask in dropout.items()}
+            masks = None
+            # piece by piece, so that compiled seeds in turn run the kernels of one seed: on a GPU, with masks drawn for
+            # three at once, gradients of torch 2.11's compiler were wrong
+            if streams_S2 is not None:
+                num_sequences, num_tokens = batch.targets.shape[1:3]
+                streams = streams_S2[piece.seeds]
+                masks = self.kernels.masks(self.model, num_sequences, num_tokens, streams, self.machine.dtype)
             # the graph of one piece is freed before the next one's is made
             parts.append(self._gradients(piece, batch[piece.seeds], masks))
         if len(parts) == 1:

@@ -325,12 +325,15 @@ def test_a_compiled_run_is_traced_and_has_the_same_loss_curve(tmp_path, graphs, 
 
 @pytest.mark.further
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute of a Tensor that is not a leaf")
-def test_the_layers_of_a_corpus_share_their_graphs(graphs, monkeypatch):
+@pytest.mark.parametrize("num_seeds", [1, 3])
+def test_the_layers_and_seeds_of_a_corpus_share_their_graphs(graphs, monkeypatch, num_seeds):
     monkeypatch.setattr("rankbench.model.weightings.SHORT_ROW", 0)  # a GPU has no softmax of its own for short rows
     words = ["task=char_lm", "task.valid_size=8", "task.train_size=40", "trainer.batch_size=8", "optimizer=adam"]
     words += ["model=causal", "model.layers=3", "model.width=8", "model.dropout=0.1", "precision=fp64", "device=cpu"]
     cfg = compose("train", *words)
-    in_parts, plain = (Training(cfg, build_task(cfg.task), Machine.prepare(cfg), [0], "plain") for _ in range(2))
+    in_parts, plain = (
+        Training(cfg, build_task(cfg.task), Machine.prepare(cfg), list(range(num_seeds)), "plain") for _ in range(2)
+    )
     in_parts.kernels = kernels_of("compiled graph", cfg, in_parts.task, in_parts.model)
     widths = set()
     for _ in range(5):
