@@ -36,7 +36,7 @@ laptop paper: setup ## run every preset at this budget, most claims an hour firs
 	$(BIN)/rankbench report experiment=all pages=docs/results
 
 MINUTES ?= 13
-card: setup ## on a machine with a GPU: the benchmarks' record, its tests and what fits of the presets, in MINUTES
+card: setup ## on a machine with a GPU: its tests, the benchmarks' record and what fits of the presets, in MINUTES
 	$(BIN)/python -m rankbench.commands.card $(MINUTES) $(PRESETS)
 
 test: setup ## run the test suite, without tests of seconds; of a test with many cases two

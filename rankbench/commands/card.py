@@ -1,11 +1,11 @@
 """`make card MINUTES=13`: what is worth a GPU's time, within the minutes for which there is one.
 
-    python -m rankbench.commands.card 13                the plan, then benchmarks, tests and runs; it continues
+    python -m rankbench.commands.card 13                the plan, then tests, benchmarks and runs; it continues
     python -m rankbench.commands.card 13 plan           the plan alone
     python -m rankbench.commands.card 13 kim_fig4_charlm garg_head_rank       of the presets these alone
 
-First the record of the benchmarks, which has the GPU for itself. Then, side by side, the tests that need a GPU and, at
-the papers' scale, the trained presets that take a core of a CPU more than LONG: those that decide most claims a minute
+First the tests that need a GPU, then the record of the benchmarks, one after the other. Then, side by side and at the
+papers' scale, the trained presets that take a core of a CPU more than LONG: those that decide most claims a minute
 first, each only if it fits into what is left. outputs/queue_card.csv is the state, with the minutes as they were
 measured here (of a run: beside others) or else as they are estimated for a run alone; tables and figures lie beside it.
 """
@@ -40,13 +40,14 @@ from rankbench.training.compiling import num_steps
 # operations a second where they are large. START: of a job, with imports and recording.
 LAYER, RATES, START = 0.23e-3, {"fp32": 2.5e13, "bf16": 5e13, "fp64": 1.2e13}, 12.0
 LM = "task=char_lm task.path=ptb model=causal model.layers=5 model.width=512 model.dropout=0.1 optimizer=adam"
-LM += " precision=bf16 trainer.batch_size=64 replicas=3"
-BENCHMARKS = {  # minutes, on an H100 with 16 processors
-    "bench": ("rankbench bench bench=[card] replicas=50 trainer.compile=true", 2.0),
-    "bench of a language model": (f"rankbench bench bench=[card] {LM} trainer.compile=true trainer.steps=12", 2.0),
-    "bench of analyses": ("rankbench bench bench=[paths,metrics]", 0.7),
+LM += " precision=bf16 trainer.batch_size=64 trainer.steps=12 replicas=3"
+BENCH = "device=cuda repeats=3 record=docs"
+FIRST = {  # minutes, on an H100 with 16 processors
+    "tests": (f"pytest -v --tb=short -m gpu -p no:benchmark -n {max(1, processors() - 2)}", 1.7),
+    "bench": (f"rankbench bench bench=[card] replicas=50 trainer.compile=true {BENCH}", 2.2),
+    "bench of a language model": (f"rankbench bench bench=[card] {LM} trainer.compile=true {BENCH}", 1.7),
+    "bench of analyses": (f"rankbench bench bench=[paths,metrics] {BENCH}", 0.4),
 }
-TESTS = (f"pytest -v --tb=short -m gpu -p no:benchmark -n {max(1, processors() // 2)}", 2.0)
 LONG = 30  # minutes of a core
 AT_ONCE = max(1, processors() // 2)  # processes
 PATIENCE = 60  # seconds that a run has to save a checkpoint when the time is over
@@ -56,8 +57,7 @@ def card_plan(minutes: float, names: Collection[str] = ()) -> pd.DataFrame:
     """A row for each piece of work, in order. minutes: those of the whole; what takes longer is too long. names: of
     the only presets. Raises ConfigError for those that are not trained or have run."""
     before, digest = _state(), source_digest()
-    work = [(name, f"{words} device=cuda repeats=3 record=docs", 0, took) for name, (words, took) in BENCHMARKS.items()]
-    work.append(("tests", TESTS[0], 0, TESTS[1]))
+    work = [(name, words, 0, took) for name, (words, took) in FIRST.items()]
     queue = plan("paper")
     trained = queue[(queue.command == "train") & (queue.state != FINISHED)]
     check_known("preset", names, trained.preset)
@@ -122,11 +122,11 @@ def run(table: pd.DataFrame, minutes: float) -> bool:
             write_table(table, files.OUTPUTS / "queue_card.csv")
 
     waiting = table[table.state == WAITING]
-    alone = waiting.work.isin(BENCHMARKS)
-    for index in waiting.index[alone]:
+    comes_first = waiting.work.isin(FIRST)
+    for index in waiting.index[comes_first]:
         do(index)
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        list(pool.map(do, waiting.index[~alone]))
+        list(pool.map(do, waiting.index[~comes_first]))
     return not (table.state == FAILED).any()
 
 
