@@ -11,18 +11,24 @@ from rankbench.plots.style import GREY, colour_of, colours, marker_of, panel_siz
 def draw_benchmarks(table: pd.DataFrame, goals: dict[str, tuple[str, tuple[str, float]]]) -> Figure:
     """The ratios with a goal over the recorded runs: median and range, a line for each case, the goal dashed.
 
-    goals: what a ratio compares, and its goal. With many cases a ratio has a panel per setting, such as num_tokens=32.
+    goals: what a ratio compares, and its goal. Each device has panels of its own; with many cases a ratio has a panel
+    per setting, such as num_tokens=32.
     """
-    panels = [panel for column in goals for panel in _panels(table[table.column == column], *goals[column])]
+    panels = [
+        panel
+        for column, (meaning, goal) in goals.items()
+        for device, rows in table[table.column == column].groupby("device")
+        for panel in _panels(rows, meaning if device == "cpu" else f"{meaning}, {device}", goal)
+    ]
     runs = {date: number for number, date in enumerate(sorted(table.date.unique()))}
     num_rows = -(-len(panels) // 2)
     figure = empty_figure(2 * panel_size()[0], (panel_size()[1] + 0.3) * num_rows)
     grid = figure.subplots(num_rows, 2, squeeze=False)
     for axes, (heading, (bound, goal), rows) in zip(grid.flat, panels, strict=False):
-        for number, ((device, name), of_case) in enumerate(rows.groupby(["device", "name"], sort=False)):
+        for number, (name, of_case) in enumerate(rows.groupby("name", sort=False)):
             x = of_case.date.map(runs) + 0.05 * number
             style = {"color": colour_of(number), "marker": marker_of(number)}
-            axes.plot(x, of_case["median"], label=" ".join([name, *([] if device == "cpu" else [device])]), **style)
+            axes.plot(x, of_case["median"], label=name, **style)
             axes.vlines(x, of_case.smallest, of_case.largest, color=style["color"], linewidth=0.8, alpha=0.6)
         axes.axhline(goal, color=GREY, linestyle="--", linewidth=1, label=f"goal: {bound} {goal:g}")
         axes.set_title(heading, fontsize=small(7))
