@@ -15,30 +15,19 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from rankbench.analyses.analysis import Foreign, Subject
+from rankbench.analysing.checkpoint_inputs import beside, inputs_of, name_of, token_ids
 from rankbench.analysing.module_runs import check_runs
 from rankbench.config.keys import ConfigError
 from rankbench.config.schema import AnalyzeConfig
 from rankbench.measures.module_reading import Asked
 from rankbench.measures.network_table import in_words, table_of_reading
 from rankbench.model.kinds import Kinds
-from rankbench.model.modules import PRESENT, Example, as_example, build, read_images, read_inputs, unpacked
+from rankbench.model.modules import PRESENT, Example, as_example, build, read_inputs, unpacked
 from rankbench.model.pretrained import FAMILIES, Checkpoint, as_network, load_checkpoint, load_tokenizer
 from rankbench.runs.machine import Machine
 from rankbench.runs.tables import with_who
-from rankbench.seeds import generator_for
 from rankbench.tasks import Batch
 from rankbench.tasks.task import ABSENT
-
-OWN_TEXTS = (  # what a checkpoint reads if the user gives nothing
-    "The river rose in the night, and by morning the lower fields were under water.",
-    "She opened the letter, read it twice, and put it back into the drawer without a word.",
-    "Copper conducts heat well, which is why the pans in the old kitchen were made of it.",
-    "If the train is late again, we shall take the bus and walk the last mile.",
-    "Two ships left the harbour at noon; only one of them was seen again.",
-    "The committee will meet on Tuesday to discuss the budget for the new library.",
-    "A square has four equal sides, and its diagonals cross at right angles.",
-    "He had forgotten the name of the village, but not the colour of its church door.",
-)
 
 MOST_UNKNOWN = 0.1  # share of tokens that the tokenizer does not know; above it there is a warning
 
@@ -144,7 +133,7 @@ def _texts(cfg: AnalyzeConfig, name: str) -> tuple[Example, float | None]:
     if cfg.inputs is None or not cfg.inputs.endswith(".txt"):
         raise ConfigError(f"tokenizer={name}: reads texts, inputs={cfg.inputs} has none; give a .txt")
     tokenizer = load_tokenizer(name)
-    ids_BN = read_inputs(cfg.inputs, partial(_tokenized, tokenizer, cfg.tokens)).tensors[0]
+    ids_BN = read_inputs(cfg.inputs, partial(token_ids, tokenizer, cfg.tokens)).tensors[0]
     return _padded(Example((ids_BN,)), tokenizer.pad_token_id or 0), _share_unknown(tokenizer, ids_BN)
 
 
@@ -159,13 +148,6 @@ def _padded(example: Example, token: int = 0) -> Example:
         raise ConfigError("inputs: an absent token, which is negative, comes before others; pad sequences at their end")
     args, kwargs = tree_map_only(Tensor, lambda x: x.masked_fill(x < 0, token), (example.args, dict(example.kwargs)))
     return replace(example, args=args, kwargs=kwargs | {PRESENT: present_BN.long()}, lengths_B=present_BN.sum(1))
-
-
-def _tokenized(tokenizer: Any, tokens: int, lines: list[str]) -> dict[str, Tensor]:
-    """The first token ids of each line, (B, N), ABSENT after a text's end."""
-    texts = [tokenizer.encode(line)[:tokens] for line in lines]
-    longest = max(map(len, texts))
-    return {"inputs": torch.tensor([text + [ABSENT] * (longest - len(text)) for text in texts])}
 
 
 def _share_unknown(tokenizer: Any, ids_BN: Tensor) -> float | None:
@@ -210,18 +192,18 @@ def _of_checkpoint(cfg: AnalyzeConfig, seed: int, machine: Machine) -> Subject:
     """
     path = cfg.checkpoint or ""
     checkpoint = load_once(path, seed)
+    cfg = replace(cfg, inputs=cfg.inputs or beside(path))
     models = {"trained": checkpoint.trained, "initialised": checkpoint.initialised}
     models = {name: model.to(machine.device, machine.dtype) for name, model in models.items()}
     if seed != cfg.seed:
         del models["trained"]
     config = checkpoint.trained.config
-    inputs, targets = _inputs(cfg, checkpoint)
+    inputs, targets = inputs_of(cfg, checkpoint)
     special = _special(cfg, checkpoint, inputs)
     kinds = _kinds_of_checkpoint(cfg, checkpoint, inputs)
     example = _example(inputs, targets, checkpoint.trained, special)
     example = replace(example.to(machine.device, machine.dtype), kinds=kinds)
-    own = "rankbench's own texts" if checkpoint.reader is not None else "random token ids"
-    name = own if cfg.inputs is None else Path(cfg.inputs).name
+    name = name_of(cfg, checkpoint)
     modules = {name: model.get_encoder() if config.is_encoder_decoder else model for name, model in models.items()}
     asked, half, unknown = asked_of(cfg), "", _share_unknown(checkpoint.reader, inputs)
     if config.is_encoder_decoder:
@@ -241,75 +223,6 @@ def _of_checkpoint(cfg: AnalyzeConfig, seed: int, machine: Machine) -> Subject:
     task = Texts(name, getattr(config, "vocab_size", None) or config.hidden_size, num_tokens, len(inputs))
     foreign = Foreign(next(iter(networks.values())).name, name, modules, example, asked, half, unknown)
     return Subject(path, seed, task, batch, batch, networks, foreign=foreign)
-
-
-def _inputs(cfg: AnalyzeConfig, checkpoint: Checkpoint) -> tuple[Tensor, Tensor | None]:
-    """Token ids (B, N), ABSENT after a text's end, or pixels (B, C, height, width); and targets, or None."""
-    reads_tokens = hasattr(checkpoint.trained.config, "vocab_size")
-    if cfg.inputs is None:
-        if not reads_tokens:
-            raise ConfigError("inputs=null: give inputs=<file>: pixels in a .npy, or a folder of images")
-        return _with_targets(_ids_of_ours(cfg, checkpoint), cfg, checkpoint)
-    is_folder = Path(cfg.inputs).is_dir()
-    if is_folder == reads_tokens and (is_folder or cfg.inputs.endswith(".txt")):
-        raise ConfigError(f"inputs={cfg.inputs}: {cfg.checkpoint} reads {'texts' if reads_tokens else 'images'}")
-    if checkpoint.reader is None and (is_folder or cfg.inputs.endswith(".txt")):
-        reader, instead = ("tokenizer", "token ids") if reads_tokens else ("image processor", "pixels")
-        raise ConfigError(
-            f"inputs={cfg.inputs}: {cfg.checkpoint} has no {reader} ({checkpoint.no_reader}); give {instead} in a .npy"
-        )
-    if is_folder:
-        return checkpoint.reader(read_images(cfg.inputs), return_tensors="pt")["pixel_values"], None
-
-    example = read_inputs(cfg.inputs, partial(_tokenized, checkpoint.reader, cfg.tokens))
-    inputs = example.tensors[0]
-    if inputs.is_floating_point():
-        return inputs, None
-    if inputs.dim() != 2:
-        raise ConfigError(f"inputs={cfg.inputs}: token ids of shape {tuple(inputs.shape)}; give (sequences, tokens)")
-    inputs = inputs.long()[:, : cfg.tokens]
-    letters = checkpoint.trained.config.vocab_size
-    if (largest := int(inputs.max())) >= letters:
-        raise ConfigError(
-            f"inputs={cfg.inputs}: token id {largest}; the vocabulary of {cfg.checkpoint} ends with {letters - 1}"
-        )
-    if example.targets is not None:
-        return inputs, example.targets[:, : cfg.tokens]
-    return _with_targets(inputs, cfg, checkpoint)
-
-
-def _ids_of_ours(cfg: AnalyzeConfig, checkpoint: Checkpoint) -> Tensor:
-    """Token ids of our own texts for a checkpoint that comes without inputs; random ones if it has no tokenizer."""
-    config = checkpoint.trained.config
-    tokens = min(cfg.tokens, getattr(config, "max_position_embeddings", None) or 32, 32)
-    if checkpoint.reader is not None:
-        return _tokenized(checkpoint.reader, tokens, list(OWN_TEXTS))["inputs"]
-    generator = generator_for(cfg.seed, "own tokens")
-    return torch.randint(config.vocab_size, (len(OWN_TEXTS), tokens), generator=generator)
-
-
-def _with_targets(ids_BN: Tensor, cfg: AnalyzeConfig, checkpoint: Checkpoint) -> tuple[Tensor, Tensor | None]:
-    """Inputs and targets: the next token for a causal language model; for a masked one the tokens that `masked` hides,
-    which are masked in the inputs; None for others."""
-    kind = type(checkpoint.trained).__name__
-    if not cfg.masked:
-        # in XLNet's LMHeadModel each token sees the next one, unless attn_type=uni
-        sees_next = getattr(checkpoint.trained.config, "attn_type", "uni") == "bi"
-        is_causal = kind.endswith(("ForCausalLM", "LMHeadModel")) and not sees_next
-        next_BN = torch.cat([ids_BN[:, 1:], torch.full_like(ids_BN[:, :1], ABSENT)], dim=1)
-        return ids_BN, next_BN if is_causal else None
-    if not kind.endswith("ForMaskedLM"):
-        raise ConfigError(f"masked={cfg.masked}: {cfg.checkpoint} is not a masked language model; use masked=0")
-    if (mask_token := checkpoint.mask_token) is None:
-        raise ConfigError(
-            f"masked={cfg.masked}: neither a tokenizer nor mask_token_id in the config.json of {cfg.checkpoint} tells "
-            "which token hides others; add one of them, or use masked=0"
-        )
-    reader = checkpoint.reader
-    special = torch.tensor(reader.all_special_ids if reader is not None else cfg.special_tokens or [])
-    drawn_BN = torch.rand(ids_BN.shape, generator=generator_for(cfg.seed, "masked tokens")) < cfg.masked
-    hidden_BN = drawn_BN & (ids_BN != ABSENT) & ~torch.isin(ids_BN, special)
-    return ids_BN.masked_fill(hidden_BN, mask_token), ids_BN.masked_fill(~hidden_BN, ABSENT)
 
 
 def _special(cfg: AnalyzeConfig, checkpoint: Checkpoint, inputs: Tensor) -> tuple[int, ...]:

