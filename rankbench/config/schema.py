@@ -181,7 +181,9 @@ class AnalyzeConfig(BaseConfig):
         "Public network: hub id or local folder. Typed as model=pretrained model.path=<hub id or folder>.", default=None
     )
     inputs: str | None = key(
-        "Inputs for the module or checkpoint: a .npy, .safetensors or .txt file, or a folder of images.", default=None
+        "Inputs for the module or checkpoint: a .npy, .safetensors or .txt file, or a folder of images. null: the "
+        "module's own; inputs.txt or inputs.npy in the checkpoint's folder, or else eight sentences or pictures of ours.",
+        default=None,
     )
     tokenizer: str | None = key(
         "Hub id or local folder of the tokenizer that reads a .txt for your module; a checkpoint brings its own.",

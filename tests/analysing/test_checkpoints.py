@@ -15,12 +15,14 @@ from PIL import Image
 
 import rankbench
 from rankbench.analyses import pruning
+from rankbench.analysing.checkpoint_inputs import inputs_of
 from rankbench.analysing.modules import foreign_subjects
 from rankbench.commands.compose import compose
 from rankbench.config.keys import ConfigError
 from rankbench.measures.attention_matrices import ATTENTION_METRICS
 from rankbench.measures.frozen_network import FrozenNetwork
 from rankbench.measures.paths import all_paths, sums_of_groups
+from rankbench.model.pretrained import load_checkpoint
 from rankbench.runs.machine import Machine
 from rankbench.runs.tables import last_of_layer
 
@@ -493,6 +495,39 @@ def test_class_tokens_and_registers_of_images_can_be_left_out(tmp_path):
         for value, state_BND in zip(rows, states, strict=True):
             expected = [composite(x_ND - x_ND.mean(0)) / composite(x_ND) for x_ND in state_BND[:, begin:].numpy()]
             assert value == pytest.approx(np.mean(expected), rel=1e-5)
+
+
+def test_without_pictures_those_of_a_photographs_spectrum_are_read(tmp_path):
+    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 12}
+    model = transformers.ViTModel(transformers.ViTConfig(**sizes, image_size=64, patch_size=16))
+    model.save_pretrained(tmp_path / "vit")
+    checkpoint = load_checkpoint(str(tmp_path / "vit"), 0)
+    cfg = compose("analyze", "model=pretrained", f"model.path={tmp_path / 'vit'}")
+    pictures, targets = inputs_of(cfg, checkpoint)
+    assert pictures.shape == (8, 3, 64, 64) and targets is None
+    assert torch.equal(pictures, inputs_of(cfg, checkpoint)[0])
+    assert pictures.std((-2, -1)).numpy() == pytest.approx(np.ones((8, 3)), abs=1e-5)
+    amplitudes = torch.fft.fft2(pictures.double()).abs().square().mean((0, 1)).sqrt()[0, 1:20]
+    slope, _ = np.polyfit(np.log(np.arange(1, 20)), amplitudes.log().numpy(), 1)
+    assert slope == pytest.approx(-1, abs=0.2)  # eight pictures: 1/sqrt(8) of each power, .055 of the slope
+    table = rankbench.analyze(["model=pretrained", f"model.path={tmp_path / 'vit'}"], "residual")["residual"]
+    assert set(table.task) == {"rankbench's own pictures"}
+
+
+@pytest.mark.parametrize("suffix", ["txt", "npy"])
+def test_inputs_in_its_folder_are_what_a_checkpoint_reads(folder, tmp_path, suffix):
+    shutil.copytree(folder / "gpt2", tmp_path / "gpt2")
+    shutil.copy(folder / "texts.txt", tmp_path / "mine.txt")
+    if suffix == "npy":
+        np.save(tmp_path / "mine.npy", tokenizer()(TEXTS[0], return_tensors="np")["input_ids"])
+    shutil.copy(tmp_path / f"mine.{suffix}", tmp_path / "gpt2" / f"inputs.{suffix}")
+    words = ["model=pretrained", f"model.path={tmp_path / 'gpt2'}", "analysis.residual.variants=[full]"]
+    beside, given = (
+        rankbench.analyze([*words, *more], "residual")["residual"]
+        for more in ([], [f"inputs={tmp_path / 'mine'}.{suffix}"])
+    )
+    assert set(beside.task) == {f"inputs.{suffix}"} and set(given.task) == {f"mine.{suffix}"}
+    pd.testing.assert_frame_equal(beside.drop(columns="task"), given.drop(columns="task"))
 
 
 def test_a_folder_of_images_is_read_by_the_checkpoints_processor(tmp_path):

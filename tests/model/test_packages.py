@@ -11,6 +11,7 @@ import pickle
 import re
 import shutil
 import zipfile
+from dataclasses import replace
 
 import pytest
 import torch
@@ -283,10 +284,29 @@ def test_the_command_prints_a_line_for_each(served, tmp_path, capsys):
     served(bert_file()[1] | fairseq_file()[1], BY_WORDS, BY_LETTERS)
     data._checkpoints("all", tmp_path / "new")
     lines = capsys.readouterr().out.splitlines()
+    folders = {name: tmp_path / "new" / name for name in ("words", "letters")}
     assert lines == [
-        f"{name} (0 MB, MIT, from tiny==1): now rankbench analyze model=pretrained model.path={tmp_path / 'new' / name}"
-        for name in ("words", "letters")
+        *(
+            f"{name} (0 MB, MIT, from tiny==1): now rankbench analyze model=pretrained model.path={of_network}"
+            for name, of_network in folders.items()
+        ),
+        "side by side: rankbench analyze experiment=atlas -m model=pretrained model.path="
+        + ",".join(map(str, folders.values())),
     ]
+
+
+@pytest.mark.parametrize("inputs", ["reactions.txt", "antibodies.txt"])
+def test_texts_that_a_network_can_read_lie_beside_it(served, tmp_path, inputs):
+    served(bert_file()[1], replace(BY_WORDS, inputs=inputs))
+    list(packages.fetch_networks("all", tmp_path / "new"))
+    beside = tmp_path / "new" / "words" / "inputs.txt"
+    assert len(beside.read_text().splitlines()) >= 8
+    beside.unlink()  # as in a folder of before
+    list(packages.fetch_networks("all", tmp_path / "new"))
+    assert beside.exists()
+    beside.write_text("C=O")  # the user's
+    list(packages.fetch_networks("all", tmp_path / "new"))
+    assert beside.read_text() == "C=O"
 
 
 def test_the_word_alone_means_all():
