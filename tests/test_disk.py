@@ -254,6 +254,7 @@ def test_a_folder_that_vanishes_is_one_line(tmp_path, monkeypatch, cfg, step):
 # --- a power cut -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_run_goes_on_from_whatever_a_power_cut_leaves(tmp_path, every):
     """The reference writes 2 checkpoints. Rows that were not synced before their checkpoint would be lost for good."""

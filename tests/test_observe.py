@@ -828,6 +828,7 @@ def test_the_documented_loop_runs(tmp_path, monkeypatch, inputs):
     assert rb.Run(Path("outputs/observe/mine")).table("observed_steps").step.tolist() == [0, 1, 2, 3]
 
 
+@pytest.mark.further
 def test_the_documented_callback_watches_a_trainer(tmp_path, monkeypatch):
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate", reason="transformers.Trainer needs accelerate")

@@ -530,6 +530,7 @@ def test_inputs_in_its_folder_are_what_a_checkpoint_reads(folder, tmp_path, suff
     pd.testing.assert_frame_equal(beside.drop(columns="task"), given.drop(columns="task"))
 
 
+@pytest.mark.further
 def test_a_folder_of_images_is_read_by_the_checkpoints_processor(tmp_path):
     sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 12}
     with torch.random.fork_rng():

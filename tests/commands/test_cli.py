@@ -403,6 +403,7 @@ def test_analyze_without_a_run_measures_fresh_models(tmp_path):
     assert json.loads((newest(tmp_path) / "summary.json").read_text())["run"] is None
 
 
+@pytest.mark.further
 @pytest.mark.usefixtures("undrawn_here")
 def test_seeds_that_a_sweep_measures_apart_are_joined_as_if_measured_together(tmp_path):
     succeeds("train", *TINY, "replicas=3", "seed=5", "figures=[]", "out=run", at=tmp_path)

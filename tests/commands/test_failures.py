@@ -210,6 +210,7 @@ def test_an_error_in_a_users_module_is_a_line_and_the_users_own_frames(body, rai
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.further
 def test_an_error_in_a_plugins_analysis_does_not_stop_the_other_jobs_of_a_sweep(tmp_path, monkeypatch):
     code = """
 from dataclasses import replace

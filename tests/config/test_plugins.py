@@ -370,6 +370,7 @@ def test_a_metric_that_is_none_is_refused_and_forgotten(elsewhere, code, refusal
     assert "one" not in STATE_METRICS
 
 
+@pytest.mark.further
 def test_presets_of_plugins_are_listed_explained_and_reported(run, elsewhere, monkeypatch):
     sys.path.append(str(EXAMPLE))
     monkeypatch.setenv("COLUMNS", "500")

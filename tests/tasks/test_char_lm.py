@@ -191,6 +191,7 @@ def test_a_line_as_long_as_a_book_is_cut_off_before_it_is_encoded(tmp_path):
         all_of(tmp_path / "text").splits()
 
 
+@pytest.mark.further
 @pytest.mark.skipif(not PTB.is_dir(), reason="the Penn Treebank is not here")
 def test_the_penn_treebank():
     """Counts by Python's own string functions; 49 characters, and the paper's limit of 288 cuts less than one in a
