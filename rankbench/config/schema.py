@@ -182,7 +182,7 @@ class AnalyzeConfig(BaseConfig):
     )
     inputs: str | None = key(
         "Inputs for the module or checkpoint: a .npy, .safetensors or .txt file, or a folder of images. null: the "
-        "module's own; of a checkpoint inputs.txt or inputs.npy in its folder, or else eight texts or pictures of ours.",
+        "module's own; of a checkpoint inputs.txt or inputs.npy in its folder, else eight texts or pictures of ours.",
         default=None,
     )
     tokenizer: str | None = key(
