@@ -16,17 +16,23 @@ SMALLEST = np.finfo(float).eps  # smaller errors, which are rounding, are drawn 
 def draw_invertibility(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
     """Largest reconstruction error by iteration, a colour for each c, dashes for tokens and widths where they vary.
 
-    A column for each range of inputs, a row for each kind of attention (and of weights) and each facet. For a model
-    with several layers the worst layer is drawn. A line ends with a mark where rounding is all that is left, and
+    A column for each range of inputs, a row for each kind of attention (and of weights) and each facet. Where there are
+    more pairs of tokens and width than dashes, also a row for each number of tokens and a column for each width. For a
+    model with several layers the worst layer is drawn. A line ends with a mark where rounding is all that is left, and
     continues after such a mark if the error grows again.
     """
     table = table[table.part == "attention"]
-    ranges, coefficients = list(dict.fromkeys(table.inputs)), sorted(table.coefficient.unique())
+    coefficients = sorted(table.coefficient.unique())
     sizes = list(dict.fromkeys(zip(table.tokens, table.width, strict=True)))
-    figure, grid, facets = grid_of(table.assign(row=by_kind(table, facet)), "row", len(ranges))
+    kinds, of_column = by_kind(table, facet), table.inputs.map(inputs_in_words)
+    if are_many := len(sizes) > len(DASHES):
+        kinds, of_column = kinds + ", N=" + table.tokens.astype(str), of_column + ", D=" + table.width.astype(str)
+    table = table.assign(row=kinds, column=of_column)
+    columns = list(dict.fromkeys(of_column))
+    figure, grid, facets = grid_of(table, "row", len(columns))
     for row, (label, rows) in zip(grid, facets, strict=True):
-        for axes, inputs in zip(row, ranges, strict=True):
-            of_range = rows[rows.inputs == inputs]
+        for axes, column in zip(row, columns, strict=True):
+            of_range = rows[rows.column == column]
             for (coefficient, *size), rows_of_line in of_range.groupby(["coefficient", "tokens", "width"]):
                 ordered = rows_of_line.sort_values("error", kind="stable", na_position="first")
                 worst = ordered.groupby(["seed", "iteration"]).tail(1)
@@ -36,9 +42,9 @@ def draw_invertibility(table: pd.DataFrame, published: pd.DataFrame | None = Non
                 is_over = below[::-1].cummin()[::-1]  # from here on, rounding is all that is left
                 is_drawn = ~is_over.shift(fill_value=False)
                 summary, below = summary[is_drawn], below[is_drawn]
-                name = f"c={coefficient:g}" + (", N={}, D={}".format(*size) if len(sizes) > 1 else "")
-                number = coefficients.index(coefficient)
-                colour, dashes = colour_of(number), DASHES[sizes.index(tuple(size)) % len(DASHES)]
+                name, number = f"c={coefficient:g}", coefficients.index(coefficient)
+                name += ", N={}, D={}".format(*size) if len(sizes) > 1 and not are_many else ""
+                colour, dashes = colour_of(number), "-" if are_many else DASHES[sizes.index(tuple(size))]
                 look: dict = {"linestyle": dashes, "marker": marker_of(number)}
                 look |= {"markevery": max(1, len(summary) // 8), "color": colour, "markersize": 3}
                 axes.plot(summary.iteration, summary["mean"], label=name, **look)
@@ -46,7 +52,7 @@ def draw_invertibility(table: pd.DataFrame, published: pd.DataFrame | None = Non
                 below_rounding(axes, summary.iteration, summary["mean"], below, colour)
             published_marks(axes, published, label)
             axes.set_yscale("log")
-            axes.set_title(title(label.removeprefix("row="), inputs_in_words(inputs)))
+            axes.set_title(title(label.removeprefix("row="), column))
             whole_numbers(axes, "iteration")
         row[0].set_ylabel("largest error, units of the input")
     return with_legend(figure, grid)

@@ -1,6 +1,6 @@
 """rankbench.plots: figures are a function of the CSV, byte for byte, and show what they say they show."""
 
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 
 import matplotlib
@@ -351,6 +351,21 @@ def test_a_line_of_invertibility_ends_where_the_error_stays_below_its_floor(belo
     triangles = [line for line in axes.get_lines() if line.get_marker() == "v" and len(line.get_xdata())]
     marked = [k for line in triangles for k in line.get_xdata()]
     assert marked == [k for k in range(num_shown) if below[k]]
+
+
+@pytest.mark.parametrize(("widths", "num_panels", "name"), [((8, 16), 1, "c=0.5, N=4, D=8"), ((8, 16, 32), 6, "c=0.5")])
+def test_more_sizes_of_invertibility_than_dashes_have_panels(widths, num_panels, name):
+    place = {"part": "attention", "layer": 1, "attention": "dot", "weights": "trained", "inputs": "0..1", "seed": 0}
+    rows = [
+        {**place, "coefficient": 0.5, "tokens": n, "width": d, "iteration": k, "error": n * d / 2**k, "below_floor": 0}
+        for n, d, k in product((4, 5), widths, range(3))
+    ]
+    panels = drawn("invertibility", with_rest(pd.DataFrame(rows))).axes
+    assert len(panels) == num_panels
+    assert lines(panels[0])[name].get_ydata() == pytest.approx([32, 16, 8])
+    if num_panels > 1:
+        assert "N=5" in panels[-1].get_title() and "D=32" in panels[-1].get_title()
+        assert lines(panels[-1])[name].get_ydata() == pytest.approx([160, 80, 40])
 
 
 @pytest.mark.parametrize("name", TABLES)
