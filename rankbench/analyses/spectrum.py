@@ -387,5 +387,4 @@ ANALYSIS = Analysis(
     needs={"attention"},
     check=check,
     lines="weights",
-    most_panels=6,
 )

@@ -4,9 +4,17 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from rankbench.plots.figure import grid_of, of_weights_in_words, styled, title, uncounted_in_words
+from rankbench.plots.figure import (
+    MOST_ROWS,
+    empty_figure,
+    grid_of,
+    of_weights_in_words,
+    styled,
+    title,
+    uncounted_in_words,
+)
 from rankbench.plots.marks import is_wide, level, line, whole_numbers, with_legend
-from rankbench.plots.style import GREY, colour_of
+from rankbench.plots.style import GREY, colour_of, panel_size
 
 PANELS = {
     "mass": ("sum $S_k$ of all paths of k heads", r"mass $\|S_k\|_F/\|X\|_F$"),
@@ -15,6 +23,7 @@ PANELS = {
     "kl_upto": ("their distance from the whole network", "divergence (nats per token)"),
 }
 ABOUT_X = ("mass", "error_upto")
+LEAST = 1e-4  # smallest error and divergence of networks side by side
 FLOORS = {"error_upto": "error_below_floor", "kl_upto": "kl_below_floor"}
 
 KINDS = {"states": "X: last states", "logits": "X: logits less their mean", "output": "X: output"}
@@ -24,7 +33,8 @@ KINDS = {"states": "X: last states", "logits": "X: logits less their mean", "out
 def draw_spectrum(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
     """Mass and error by path length of the first kind of X that each run has, and loss and divergence of the output; a
     line for each kind of weights. A dotted level is the part of X that depends on no input. Where the table has rows of
-    layers, the lengths that the state after each layer needs: the line for 1 %, the shade from 5 to .1 %.
+    layers, the lengths that the state after each layer needs: the line for 1 %, the shade from 5 to .1 %. Of more
+    networks than fit below each other, a line for each, by share of its depth.
 
     Of one seed, the band is the 95 % bootstrap interval over sequences.
     """
@@ -39,6 +49,9 @@ def draw_spectrum(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
         if name in drawn:
             lengths[name] = lengths[name][lengths[name][floor] == 0]
     wide = [name for name, rows in lengths.items() if is_wide(rows[name][rows[name] > 0])]
+    if facet is not None and table[facet].nunique() > MOST_ROWS:
+        parts = {name: lengths[name] for name in FLOORS if name in drawn}
+        return _draw_side_by_side(table, parts | ({} if layers.empty else {"k99": layers}), facet, about)
     # a layer's number and the longest length that it has are nearly the same, so x can be shared
     figure, grid, facets = grid_of(table, facet, len(drawn) + (not layers.empty), share_y=False)
     names = {weights: _named(weights, rows) for weights, rows in table.groupby("weights", sort=False)}
@@ -52,10 +65,7 @@ def draw_spectrum(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
             for number, (weights, of_weights) in enumerate(rows.groupby("weights", sort=False)):
                 kind, floor = of_weights_in_words(weights), "below_floor" if name == "mass" else ""
                 line(axes, of_weights, "path_length", name, names[weights], number, floor=floor)
-                if of_weights.seed.nunique() == 1:  # the interval over sequences
-                    ordered, style = of_weights.sort_values("path_length"), {"alpha": 0.2, "linewidth": 0}
-                    ends = ordered[f"{name}_low"], ordered[f"{name}_high"]
-                    axes.fill_between(ordered.path_length, *ends, color=colour_of(number), **style)
+                _interval(axes, of_weights, "path_length", name, number)
                 if name == "loss_upto":
                     level(axes, of_weights, "whole_loss", f"whole network, {kind}", colour_of(number), ":")
                 constant = of_facet[(of_facet.part == "constant") & (of_facet.weights == weights)]
@@ -73,6 +83,58 @@ def draw_spectrum(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
     if words := uncounted_in_words(table):
         grid.flat[0].plot([], [], " ", label=words)
     return with_legend(figure, grid)
+
+
+def _interval(axes: Axes, rows: pd.DataFrame, x: str, name: str, number: int) -> None:
+    """Shade the interval over sequences, of a single seed."""
+    if rows.seed.nunique() == 1:
+        ordered, (_, low, high) = rows.sort_values(x), _ends(name)
+        axes.fill_between(ordered[x], ordered[low], ordered[high], color=colour_of(number), alpha=0.2, linewidth=0)
+
+
+def _draw_side_by_side(table: pd.DataFrame, parts: dict[str, pd.DataFrame], facet: str, about: str) -> Figure:
+    """A line for each value of the facet, a column of panels for each kind of weights. x: the share of the heads of the
+    network's longest paths, or of its layers. parts: rows by what is drawn of them."""
+    weights, deepest = list(dict.fromkeys(table.weights)), table.groupby(facet, sort=False).path_length.max()
+    names = {
+        value: f"{value}, {deepest[value]:g} layers{_sd(rows)}" for value, rows in table.groupby(facet, sort=False)
+    }
+    figure = empty_figure(panel_size()[0] * len(weights), panel_size()[1] * len(parts))
+    grid = figure.subplots(len(parts), len(weights), squeeze=False, sharex=True, sharey="row")
+    for row, (name, rows_of) in zip(grid, parts.items(), strict=True):
+        is_of_layers = name == "k99"
+        x, scaled = ("layer", ["layer", *_ends(name)]) if is_of_layers else ("path_length", ["path_length"])
+        rows_of = rows_of.assign(**{column: rows_of[column] / rows_of[facet].map(deepest) for column in scaled})
+        for axes, kind in zip(row, weights, strict=True):
+            for value, rows in rows_of[rows_of.weights == kind].groupby(facet, sort=False):
+                number = list(names).index(value)
+                line(axes, rows, x, name, names[value], number)
+                _interval(axes, rows, x, name, number)
+            axes.set_title(of_weights_in_words(kind))
+            axes.set_xlabel("layer / layers" if is_of_layers else "path length k / layers")
+            if is_of_layers:
+                axes.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=":", label="one head in each layer")
+                continue
+            axes.set_yscale("log")
+            axes.set_ylim(bottom=LEAST)
+            if name == "error_upto":
+                axes.axhline(0.01, color=GREY, linewidth=1, linestyle="--", label="1 % of X")
+        ylabel = "heads for an error below 1 % / layers" if is_of_layers else PANELS[name][1]
+        row[0].set_ylabel(f"{ylabel}\n{about}" if name in ABOUT_X else ylabel)
+    are_out = table.groupby(facet).special_tokens.first().str.startswith("out")
+    words = uncounted_in_words(table) or f"left out: special tokens of {are_out.sum()} of {len(names)}"
+    grid.flat[0].plot([], [], " ", label=words)
+    return with_legend(figure, grid)
+
+
+def _ends(name: str) -> tuple[str, str, str]:
+    return name, f"{name}_low", f"{name}_high"
+
+
+def _sd(rows: pd.DataFrame) -> str:
+    """The standard deviations of the entries of a network's weights, in the order of their kinds."""
+    of_kinds = rows.groupby("weights", sort=False).weights_sd.first()
+    return "" if of_kinds.isna().any() else f", sd {' and '.join(f'{sd:.2g}' for sd in of_kinds)}"
 
 
 def _named(weights: str, rows: pd.DataFrame) -> str:

@@ -463,6 +463,33 @@ def test_each_network_of_a_spectrum_shows_the_first_kind_that_it_has():
     assert shade[:, 1].min() == 1 and shade[:, 1].max() == 3 and axes[7].get_xlabel() == "layer"
 
 
+def test_many_networks_of_a_spectrum_are_lines_by_share_of_their_depth():
+    parts = []
+    for depth in range(2, 9):  # seven networks
+        for weights, base in (("trained", 2.0), ("initialised", 4.0)):
+            who = {"run": str(depth), "checkpoint": f"net{depth}", "weights": weights, "seed": 0}
+            lengths = pd.DataFrame({"path_length": range(depth + 1), "mass": 1.0})
+            lengths = lengths.assign(**who, of="states", part="length", error_upto=base**-lengths.path_length)
+            layers = pd.DataFrame(
+                {"layer": range(1, depth + 1), "of": "layer", "part": "layer", "k99": 1.0, "k95": 1.0}
+            )
+            parts += [lengths, layers.assign(**who, k999=2.0)]
+    table = pd.concat(parts).assign(below_floor=0, error_below_floor=0, kl_below_floor=0, loss_upto=np.nan)
+    table = table.assign(kl_upto=table.error_upto, weights_sd=table.weights.map({"trained": 0.1, "initialised": 0.02}))
+    table["special_tokens"] = np.where(table.checkpoint == "net2", "in", "out")
+    table = table.assign(
+        **{f"{x}_{end}": table[x] for x in ("mass", "error_upto", "kl_upto", "k99") for end in ("low", "high")}
+    )
+    figure = draw_spectrum(table, facet="checkpoint")
+    assert len(figure.axes) == 6  # error, divergence, layers; trained, initialised
+    name = "net4, 4 layers, sd 0.1 and 0.02"
+    for axes, base in zip(figure.axes[:4], (2, 4, 2, 4), strict=True):
+        assert lines(axes)[name].get_xydata() == pytest.approx(np.array([[k / 4, base**-k] for k in range(5)]))
+    assert lines(figure.axes[4])[name].get_xydata() == pytest.approx(np.array([[k / 4, 1 / 4] for k in range(1, 5)]))
+    said = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert len(said) == 7 + 3 and "left out: special tokens of 6 of 7" in said
+
+
 @pytest.mark.parametrize(
     ("columns", "said"),
     [
