@@ -387,4 +387,5 @@ ANALYSIS = Analysis(
     needs={"attention"},
     check=check,
     lines="weights",
+    most_panels=12,
 )

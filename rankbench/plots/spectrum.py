@@ -97,7 +97,7 @@ def _draw_side_by_side(table: pd.DataFrame, parts: dict[str, pd.DataFrame], face
     network's longest paths, or of its layers. parts: rows by what is drawn of them."""
     weights, deepest = list(dict.fromkeys(table.weights)), table.groupby(facet, sort=False).path_length.max()
     names = {
-        value: f"{value}, {deepest[value]:g} layers{_sd(rows)}" for value, rows in table.groupby(facet, sort=False)
+        value: f"{value}{_depth(value, deepest[value])}{_sd(rows)}" for value, rows in table.groupby(facet, sort=False)
     }
     figure = empty_figure(panel_size()[0] * len(weights), panel_size()[1] * len(parts))
     grid = figure.subplots(len(parts), len(weights), squeeze=False, sharex=True, sharey="row")
@@ -121,9 +121,12 @@ def _draw_side_by_side(table: pd.DataFrame, parts: dict[str, pd.DataFrame], face
                 axes.axhline(0.01, color=GREY, linewidth=1, linestyle="--", label="1 % of X")
         ylabel = "heads for an error below 1 % / layers" if is_of_layers else PANELS[name][1]
         row[0].set_ylabel(f"{ylabel}\n{about}" if name in ABOUT_X else ylabel)
-    are_out = table.groupby(facet).special_tokens.first().str.startswith("out")
-    words = uncounted_in_words(table) or f"left out: special tokens of {are_out.sum()} of {len(names)}"
-    grid.flat[0].plot([], [], " ", label=words)
+    words = uncounted_in_words(table)
+    if not words and "special_tokens" in table:
+        are_out = table.groupby(facet).special_tokens.first().str.startswith("out")
+        words = f"left out: special tokens of {are_out.sum()} of {len(names)}"
+    if words:
+        grid.flat[0].plot([], [], " ", label=words)
     return with_legend(figure, grid)
 
 
@@ -131,10 +134,15 @@ def _ends(name: str) -> tuple[str, str, str]:
     return name, f"{name}_low", f"{name}_high"
 
 
+def _depth(value: object, layers: float) -> str:
+    return "" if "layers=" in str(value) else f", {layers:g} layers"
+
+
 def _sd(rows: pd.DataFrame) -> str:
     """The standard deviations of the entries of a network's weights, in the order of their kinds."""
-    of_kinds = rows.groupby("weights", sort=False).weights_sd.first()
-    return "" if of_kinds.isna().any() else f", sd {' and '.join(f'{sd:.2g}' for sd in of_kinds)}"
+    if "weights_sd" not in rows or rows.weights_sd.isna().any():
+        return ""
+    return f", sd {' and '.join(f'{sd:.2g}' for sd in rows.groupby('weights', sort=False).weights_sd.first())}"
 
 
 def _named(weights: str, rows: pd.DataFrame) -> str:
