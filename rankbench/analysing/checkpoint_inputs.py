@@ -13,11 +13,9 @@ from torch import Tensor
 from rankbench.config.keys import ConfigError
 from rankbench.config.schema import AnalyzeConfig
 from rankbench.model.modules import read_images, read_inputs
-from rankbench.model.pretrained import Checkpoint
+from rankbench.model.pretrained import BESIDE, Checkpoint
 from rankbench.seeds import generator_for
 from rankbench.tasks.task import ABSENT
-
-BESIDE = ("inputs.txt", "inputs.npy")  # in a checkpoint's folder: what it reads unless the user says otherwise
 
 OWN_TEXTS = (  # what a checkpoint reads if the user gives nothing
     "The river rose in the night, and by morning the lower fields were under water.",

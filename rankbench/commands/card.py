@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from math import inf, prod
 from threading import Lock
-from typing import cast
+from typing import Any, cast
 
 import pandas as pd
 
@@ -107,26 +107,25 @@ def run(table: pd.DataFrame, minutes: float) -> bool:
     """Do what waits and fits into what is left, and keep the state; whether all of that ended well."""
     end, lock = time.monotonic() + 60 * minutes, Lock()
 
-    def do(index: int) -> None:
-        name, command, estimated = table.loc[index, ["work", "command", "minutes"]]
-        if estimated > (left := (end - time.monotonic()) / 60):
-            print(f"-- {name}: {how_long(estimated)}, and {how_long(left)} are left", flush=True)
+    def do(row: Any) -> None:
+        if row.minutes > (left := (end - time.monotonic()) / 60):
+            print(f"-- {row.work}: {how_long(row.minutes)}, and {how_long(left)} are left", flush=True)
             return
-        print(f"== {name}: {how_long(estimated)}", flush=True)
+        print(f"== {row.work}: {how_long(row.minutes)}", flush=True)
         began = time.monotonic()
-        state = _done(command, end)
+        state = _done(row.command, end)
         with lock:
-            table.loc[index, "state"] = state
+            table.loc[row.Index, "state"] = state
             if state == FINISHED:
-                table.loc[index, ["minutes", "from"]] = (time.monotonic() - began) / 60, "measured"
+                table.loc[row.Index, ["minutes", "from"]] = (time.monotonic() - began) / 60, "measured"
             write_table(table, files.OUTPUTS / "queue_card.csv")
 
     waiting = table[table.state == WAITING]
     comes_first = waiting.work.isin(FIRST)
-    for index in waiting.index[comes_first]:
-        do(index)
+    for row in waiting[comes_first].itertuples():
+        do(row)
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        list(pool.map(do, waiting.index[~comes_first]))
+        list(pool.map(do, waiting[~comes_first].itertuples()))
     return not (table.state == FAILED).any()
 
 

@@ -29,6 +29,7 @@ SECONDS_TO_ANSWER = 2
 OFFLINE = {"local_files_only": True}
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 TOKENIZER = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "tokenizer.model", "sentencepiece.bpe.model")
+BESIDE = ("inputs.txt", "inputs.npy")  # in a checkpoint's folder: what it reads unless the user says otherwise
 FETCH = (
     f"fetch config.json, {' or '.join(WEIGHTS)}, and tokenizer.json or the tokenizer's other files, "
     "put them into one folder and give its path"

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from zipfile import ZipFile
 
 from rankbench.config.keys import ConfigError, check_known
-from rankbench.model.pretrained.checkpoint import import_transformers
+from rankbench.model.pretrained.checkpoint import BESIDE, import_transformers
 from rankbench.model.pretrained.conversion import (
     LETTERS,
     SMILES,
@@ -127,7 +127,7 @@ def _write(opened: ZipFile, network: Network, folder: Path) -> None:
 
 def _lay_beside(network: Network, folder: Path) -> None:
     """Put texts that a network can read into its folder, where `rankbench analyze` finds them."""
-    if network.inputs and not (beside := folder / "inputs.txt").exists():
+    if network.inputs and not (beside := folder / BESIDE[0]).exists():
         shutil.copyfile(Path(__file__).with_name(network.inputs), beside)
 
 
