@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rankbench.config.keys import ConfigError
 from rankbench.config.schema import AnalyzeConfig
@@ -17,6 +17,7 @@ from rankbench.model.pretrained import BESIDE, Checkpoint
 from rankbench.seeds import generator_for
 from rankbench.tasks.task import ABSENT
 
+LARGEST = 224  # pixels of a side of our own pictures, if a network takes any size: DINOv2's 518 are 1,370 tokens
 OWN_TEXTS = (  # what a checkpoint reads if the user gives nothing
     "The river rose in the night, and by morning the lower fields were under water.",
     "She opened the letter, read it twice, and put it back into the drawer without a word.",
@@ -90,17 +91,29 @@ def _ids_of_ours(cfg: AnalyzeConfig, checkpoint: Checkpoint) -> Tensor:
 
 def _pictures_of_ours(cfg: AnalyzeConfig, checkpoint: Checkpoint) -> Tensor:
     """Random pictures, (B, C, height, width), standardised: amplitudes fall as 1 / frequency, as in photographs (Field
-    1987), and the colours share most of them."""
+    1987), and the colours share most of them. They are as large as the config says, or LARGEST where that will do."""
     config = checkpoint.trained.config
     size, colours = getattr(config, "image_size", None), getattr(config, "num_channels", None)
     if not isinstance(size, int) or not isinstance(colours, int):
         raise ConfigError("inputs=null: give inputs=<file>: pixels in a .npy, or a folder of images")
+    if size > LARGEST and _runs_on(checkpoint.trained, torch.zeros(1, colours, LARGEST, LARGEST)):
+        size = LARGEST
     generator = generator_for(cfg.seed, "own pictures")
     grey, own = (torch.randn(len(OWN_TEXTS), number, size, size, generator=generator) for number in (1, colours))
     frequency = torch.hypot(torch.fft.fftfreq(size)[:, None], torch.fft.fftfreq(size))
     frequency[0, 0] = torch.inf  # no mean
     pictures = torch.fft.ifft2(torch.fft.fft2(grey + 0.3 * own) / frequency).real
     return pictures / pictures.std(dim=(-2, -1), keepdim=True)
+
+
+@torch.no_grad()
+def _runs_on(model: nn.Module, pictures: Tensor) -> bool:
+    weight = next(model.parameters())
+    try:
+        model(pictures.to(weight.device, weight.dtype))
+    except (ValueError, RuntimeError):
+        return False
+    return True
 
 
 def _with_targets(ids_BN: Tensor, cfg: AnalyzeConfig, checkpoint: Checkpoint) -> tuple[Tensor, Tensor | None]:

@@ -514,6 +514,16 @@ def test_without_pictures_those_of_a_photographs_spectrum_are_read(tmp_path):
     assert set(table.task) == {"rankbench's own pictures"}
 
 
+@pytest.mark.parametrize(("kind", "size"), [("Dinov2", 224), ("ViT", 448)])
+def test_our_pictures_are_no_larger_than_they_must_be(tmp_path, kind, size):
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 448, "patch_size": 112}
+    config = getattr(transformers, f"{kind}Config")(**sizes)
+    getattr(transformers, f"{kind}Model")(config).save_pretrained(tmp_path / "seen")
+    cfg = compose("analyze", "model=pretrained", f"model.path={tmp_path / 'seen'}")
+    pictures, _ = inputs_of(cfg, load_checkpoint(str(tmp_path / "seen"), 0))
+    assert pictures.shape == (8, 3, size, size)  # a ViT takes its own size alone
+
+
 @pytest.mark.parametrize("suffix", ["txt", "npy"])
 def test_inputs_in_its_folder_are_what_a_checkpoint_reads(folder, tmp_path, suffix):
     shutil.copytree(folder / "gpt2", tmp_path / "gpt2")
