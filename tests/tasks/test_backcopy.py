@@ -6,23 +6,20 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
-from omegaconf import OmegaConf
+from shipped import task_of
 
 from rankbench.config.keys import ConfigError
-from rankbench.config.schema import conf_dir
 from rankbench.model import skeleton
 from rankbench.seeds import generator_for
-from rankbench.tasks import build_task
-from rankbench.tasks.task import ABSENT, check_sample
+from rankbench.tasks.task import ABSENT
 
 
 @pytest.fixture
 def task():
-    return build_task(OmegaConf.to_container(OmegaConf.load(conf_dir() / "task" / "backcopy.yaml")))
+    return task_of("backcopy")
 
 
 def test_letters_after_triggers_are_copies_and_targets_are_the_next_tokens(task):
-    check_sample(task)
     batch = task.sample(50, generator_for(0, "train"))
     copies = 0
     for tokens, targets in zip(batch.inputs.tolist(), batch.targets.tolist(), strict=True):

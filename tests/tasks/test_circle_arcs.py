@@ -68,10 +68,3 @@ def test_no_step_comes_again_before_all_were_there(wanted, counts):
     steps = (angles(batch.inputs) * 10 / math.pi).round().long()
     assert len(batch.inputs) == wanted
     assert set(torch.bincount(steps)[steps].tolist()) == counts
-
-
-def test_sampling_uses_its_generator_alone():
-    before = torch.get_rng_state()
-    first, second = (circle_task().sample(5, generator_for(3, "train")) for _ in range(2))
-    assert torch.equal(torch.get_rng_state(), before) and torch.equal(first.inputs, second.inputs)
-    assert not torch.equal(first.inputs, circle_task().sample(5, generator_for(4, "train")).inputs)

@@ -133,13 +133,3 @@ def test_points_are_uniform_in_a_shifted_square(scale, shift_sd):
     # the variance of a coordinate is scale^2/12 + sd^2; of two points of a set, sd^2 in common
     common = torch.cov(inputs[:, :2, 0].T)[0, 1].item()
     assert common == pytest.approx(shift_sd**2, abs=6 * (scale**2 / 12 + shift_sd**2) / 4000**0.5)
-
-
-def test_sampling_uses_its_generator_alone():
-    before = torch.get_rng_state()
-    first, second = (hull_task().sample(5, generator_for(3, "train")) for _ in range(2))
-    assert torch.equal(torch.get_rng_state(), before)
-    assert torch.equal(first.inputs, second.inputs) and torch.equal(first.targets, second.targets)
-    assert first.targets.shape == (5, 10) and first.targets.dtype == torch.int64
-    other = hull_task().sample(5, generator_for(4, "train"))
-    assert not torch.equal(first.inputs, other.inputs)

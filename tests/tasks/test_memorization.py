@@ -81,16 +81,6 @@ def test_a_task_of_generated_sentences_says_its_sizes():
     assert (task.num_inputs, task.num_outputs, task.length, task.train_size, task.test_size) == (77, 4, 12, 9, None)
 
 
-def test_sampling_uses_its_generator_alone(text):
-    for path in (None, str(text)):
-        task, before = memorization_task(path=path, train_size=10), torch.get_rng_state()
-        first, second = (task.sample(10, generator_for(3, "train")) for _ in range(2))
-        other = task.sample(10, generator_for(4, "train"))
-        assert torch.equal(torch.get_rng_state(), before)
-        assert torch.equal(first.inputs, second.inputs) and torch.equal(first.targets, second.targets)
-        assert not torch.equal(first.inputs, other.inputs)
-
-
 # --- texts ------------------------------------------------------------------------------------------------------------
 
 

@@ -62,9 +62,3 @@ def test_the_zero_predictor_has_the_error_one():
     nearest = task(dimension=7)
     batch = nearest.sample(10, generator())
     assert nearest.error_scale * batch.targets.square().mean().item() == pytest.approx(1, rel=1e-14)
-
-
-def test_a_sample_is_a_function_of_its_generator():
-    for queries in ("self", "separate"):
-        first, same, other = (task(queries=queries).sample(3, generator(seed)) for seed in (1, 1, 2))
-        assert torch.equal(first.inputs, same.inputs) and not torch.equal(first.inputs, other.inputs)

@@ -1,21 +1,16 @@
 """tasks/retrieval.py against loops over points and the known moments of a maximum."""
 
+import functools
 import math
 
 import pytest
 import torch
-from omegaconf import OmegaConf
+from shipped import task_of
 
 from rankbench.config.keys import ConfigError
-from rankbench.config.schema import conf_dir
-from rankbench.tasks import build_task
 from rankbench.tasks.retrieval import moments_of_maximum
 
-SHIPPED = OmegaConf.to_container(OmegaConf.load(conf_dir() / "task" / "retrieval.yaml"))
-
-
-def task(**changes):
-    return build_task({**SHIPPED, **changes})
+task = functools.partial(task_of, "retrieval")
 
 
 def test_the_class_token_alone_is_scored_by_what_a_loop_finds():

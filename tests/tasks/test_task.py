@@ -10,11 +10,12 @@ import scipy.stats
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shipped import task_of
 
 from rankbench.config.keys import ConfigError
 from rankbench.seeds import generator_for
-from rankbench.tasks import Batch, build_task
-from rankbench.tasks.task import ABSENT, majority_baselines, repeated_token_ceiling, score
+from rankbench.tasks import TASKS, Batch, build_task
+from rankbench.tasks.task import ABSENT, check_sample, majority_baselines, repeated_token_ceiling, score
 
 every = settings(max_examples=10, deadline=None)
 seeds = st.integers(0, 2**32 - 1)
@@ -93,14 +94,14 @@ def test_train_and_test_streams_differ(sorting_task):
     assert len(set(rows)) == len(rows) == 400
 
 
-@pytest.mark.parametrize("repeats", [True, False])
-def test_sampling_uses_its_generator_alone(sorting_task, repeats):
-    task, before = sorting_task(repeats=repeats), torch.get_rng_state()
-    first = task.sample(20, generator_for(3, "train"))
+@pytest.mark.parametrize("name", TASKS)
+def test_a_sample_is_what_the_task_says_and_a_function_of_its_generator(name):
+    task, before = task_of(name), torch.get_rng_state()
+    check_sample(task)
+    first, same, other = (task.sample(20, generator_for(seed, "train")) for seed in (3, 3, 4))
     assert torch.equal(torch.get_rng_state(), before)
-    torch.rand(10)  # moves the global generator
-    second = task.sample(20, generator_for(3, "train"))
-    assert torch.equal(first.inputs, second.inputs) and torch.equal(first.targets, second.targets)
+    assert torch.equal(first.inputs, same.inputs) and not torch.equal(first.inputs, other.inputs)
+    torch.testing.assert_close(first.targets, same.targets, rtol=0, atol=0, equal_nan=True)
 
 
 def test_a_missing_option_is_refused_in_one_line():
