@@ -175,13 +175,6 @@ def test_states_and_weights_are_the_librarys(family):
     same_as_the_library(model, as_network(model), *inputs_of(family))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_sizes_are_the_librarys(family):
-    network = as_network(built(family))
-    norm_kind = "rmsnorm" if family in RMSNORM else "layernorm"
-    assert (network.width, network.num_heads, network.norm_kind) == (16, 2, norm_kind)
-
-
 @pytest.mark.parametrize("family", RMSNORM)
 def test_states_are_the_librarys_to_the_float32_of_its_norms(family):
     model = built(family, patch=False)
@@ -241,9 +234,11 @@ def test_the_read_out_is_the_librarys(family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_weights_are_views(family):
+def test_sizes_are_the_librarys_and_weights_are_views(family):
     model = built(family)
     network = as_network(model)
+    norm_kind = "rmsnorm" if family in RMSNORM else "layernorm"
+    assert (network.width, network.num_heads, network.norm_kind) == (16, 2, norm_kind)
     own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     for sublayer in network.sublayers:
         part, norm = sublayer.part, sublayer.norm
@@ -608,10 +603,9 @@ def test_code_beside_the_weights_is_not_run(tmp_path):
 
 
 def test_a_kernel_that_the_config_names_is_not_fetched(tmp_path):
-    path = saved(built("Bert"), tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
     for key in ("attn_implementation", "_attn_implementation"):
-        (tmp_path / "config.json").write_text(json.dumps({**config, key: "kernels-community/flash-attn"}))
+        path = saved(built("Bert"), tmp_path)
+        rewrite(tmp_path, {key: "kernels-community/flash-attn"})
         checkpoint = load_checkpoint(path, 0)
         kinds = {model.config._attn_implementation for model in (checkpoint.trained, checkpoint.initialised)}
         assert kinds == {"sdpa"}
@@ -626,15 +620,6 @@ def test_missing_files_are_named(tmp_path, missing, wanted):
     (tmp_path / missing).unlink()
     text = message(load_checkpoint, path, 0)
     assert wanted in text and "put them into one folder and give its path" in text
-
-
-def test_missing_weights_are_named(tmp_path):
-    model = built("Bert")
-    weights = model.state_dict()
-    del weights["encoder.layer.1.output.dense.weight"]
-    path = saved(model, tmp_path, "bin")
-    torch.save(weights, tmp_path / "pytorch_model.bin")
-    assert "lacks 1 weights of BertModel: encoder.layer.1.output.dense.weight" in message(load_checkpoint, path, 0)
 
 
 @pytest.mark.parametrize("suffix", ["safetensors", "bin"])
@@ -667,20 +652,7 @@ def test_weights_of_integers_are_one_line(tmp_path, suffix, dtype):
     assert message(load_checkpoint, path, 0) == wanted
 
 
-@pytest.mark.parametrize("layers", [0, -1])
-def test_a_config_without_layers_is_one_line(tmp_path, layers):
-    path = saved(built("GPT2"), tmp_path)
-    rewrite(tmp_path, {"n_layer": layers}, lambda weights: weights)
-    assert message(load_checkpoint, path, 0) == f"{path}: config.json says {layers} layers; fetch it again"
-
-
-def test_quantised_weights_are_one_line(tmp_path):
-    path = saved(built("GPT2"), tmp_path)
-    rewrite(tmp_path, {"quantization_config": {"quant_method": "unheard"}}, lambda weights: weights)
-    assert message(load_checkpoint, path, 0).startswith(f"{path}: its weights are quantised (unheard), and ")
-
-
-def rewrite(folder, changes, weights):
+def rewrite(folder, changes, weights=lambda weights: weights):
     """Change a saved model's config and weights."""
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | changes))
@@ -698,37 +670,30 @@ def test_broken_files_are_one_line(tmp_path, name, content):
     assert message(load_checkpoint, path, 0).startswith(f"{path}: ")
 
 
+UNREADABLE = [{"hidden_size": "wide"}, {"num_attention_heads": 0}, {"hidden_act": "unheard"}, {"architectures": 5}]
+UNREADABLE += [{"model_type": None}, {"vocab_size": -3}]
+
+
 @pytest.mark.parametrize(
-    "changes",
+    ("family", "changes", "says"),
     [
-        {"hidden_size": "wide"},
-        {"num_attention_heads": 0},
-        {"hidden_act": "unheard"},
-        {"architectures": 5},
-        {"model_type": None},
-        {"vocab_size": -3},
+        ("GPT2", {"n_layer": 0}, "config.json says 0 layers; fetch it again"),
+        ("GPT2", {"quantization_config": {"quant_method": "unheard"}}, "its weights are quantised (unheard), and "),
+        ("Bert", {"intermediate_size": 20}, "encoder.layer.0.intermediate.dense.bias has the shape (24,), config.json"),
+        *(("Bert", changes, "cannot be read: ") for changes in UNREADABLE),
     ],
     ids=str,
 )
-def test_a_config_that_makes_no_sense_is_one_line(tmp_path, changes):
-    path = saved(built("Bert"), tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, **changes}))
-    assert message(load_checkpoint, path, 0).startswith(f"{path}: cannot be read: ")
+def test_a_config_that_does_not_fit_is_one_line(tmp_path, family, changes, says):
+    path = saved(built(family), tmp_path)
+    rewrite(tmp_path, changes)
+    assert message(load_checkpoint, path, 0).startswith(f"{path}: {says}")
 
 
 def test_a_broken_tokenizer_is_none_and_why(tmp_path):
     path = saved(built("Bert"), tmp_path)
     (tmp_path / "tokenizer.json").write_text("junk")
     assert load_checkpoint(path, 0).no_reader.startswith("JSONDecodeError: Expecting value")
-
-
-def test_weights_of_another_shape_are_one_line(tmp_path):
-    path = saved(built("Bert"), tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, "intermediate_size": 20}))
-    wanted = "encoder.layer.0.intermediate.dense.bias has the shape (24,), config.json says (20,)"
-    assert wanted in message(load_checkpoint, path, 0)
 
 
 @pytest.mark.parametrize("path", ["google/no-such-model", "no-such-model"])
