@@ -3,7 +3,6 @@
 Shapes: B batch, N query token, M key token, D width, H head, K head width, F hidden width of the MLP.
 """
 
-import functools
 import itertools
 import math
 
@@ -21,7 +20,6 @@ from rankbench.model import build_model, initial_model
 from rankbench.model.attention import FUSED_FROM_TOKENS, visible_keys
 from rankbench.model.dropout import dropout_masks
 from rankbench.model.initialise import initialise
-from rankbench.model.mlp import MLP
 from rankbench.model.network import MlpStep, run, without
 from rankbench.model.norm import NORM_EPSILON, Norm, plain_norm
 from rankbench.model.sublayers import MlpSublayer, weighted_sum
@@ -313,16 +311,10 @@ ATTENTIONS = [
 
 @pytest.mark.parametrize("changes", ATTENTIONS)
 @torch.no_grad()
-def test_attention_is_that_of_a_loop_over_heads(network, changes):
-    attention, x_BND = network(**changes).attentions[0], normal(1, 2, 4, 6)
-    torch.testing.assert_close(attention(x_BND), attention_by_hand(attention, x_BND), **EXACT)
-
-
-@pytest.mark.parametrize("changes", ATTENTIONS)
-@torch.no_grad()
-def test_the_heads_add_up_to_the_output(network, changes):
+def test_attention_is_that_of_a_loop_over_heads_which_add_up_to_the_output(network, changes):
     attention, x_BND = network(**changes).attentions[0], normal(1, 2, 4, 6)
     output_BND, tables = attention.observe(x_BND)
+    torch.testing.assert_close(output_BND, attention_by_hand(attention, x_BND), **EXACT)
     maps = attention.maps_as_applied()
     summed_BND = (tables["mixed_BHNK"] @ maps.w_o_HKD).sum(1) + maps.b_o_D
     torch.testing.assert_close(summed_BND, output_BND, **EXACT)
@@ -347,24 +339,17 @@ def test_head_width_is_free_of_width_and_heads(network, head_width):
 @pytest.mark.parametrize("bias", [False, True])
 @torch.no_grad()
 def test_head_weights_are_views_of_the_fused_matrices(network, tied_qk, bias):
-    heads, width, head_width = 3, 6, 4
-    attention = network(heads=heads, width=width, head_width=head_width, tied_qk=tied_qk, bias=bias).blocks[0].attention
+    attention = network(heads=3, width=6, head_width=4, tied_qk=tied_qk, bias=bias).attentions[0]
     got = attention.maps_as_applied()
-    parts = {"q": 0, "k": 0 if tied_qk else 1, "v": 1 if tied_qk else 2}
-    for name, part in parts.items():
-        weight, bias_HK = getattr(got, f"w_{name}_HDK"), getattr(got, f"b_{name}_HK")
-        assert weight.shape == (heads, width, head_width) and bias_HK.shape == (heads, head_width)
-        assert weight.untyped_storage().data_ptr() == attention.qkv.weight.untyped_storage().data_ptr()
-        for head in range(heads):
-            for k in range(head_width):
-                row = part * heads * head_width + head * head_width + k
-                assert torch.equal(weight[head, :, k], attention.qkv.weight[row])
-                assert bias_HK[head, k] == (attention.qkv.bias[row] if bias else 0)
+    for name, part in {"q": 0, "k": 0 if tied_qk else 1, "v": 1 if tied_qk else 2}.items():
+        weight_HDK, bias_HK = getattr(got, f"w_{name}_HDK"), getattr(got, f"b_{name}_HK")
+        rows = slice(12 * part, 12 * (part + 1))
+        assert torch.equal(weight_HDK.mT.flatten(0, 1), attention.qkv.weight[rows])
+        assert torch.equal(bias_HK.flatten(), attention.qkv.bias[rows] if bias else torch.zeros(12).double())
+        assert weight_HDK.untyped_storage().data_ptr() == attention.qkv.weight.untyped_storage().data_ptr()
+    assert torch.equal(got.w_o_HKD.flatten(0, 1).T, attention.out.weight)
     assert got.w_o_HKD.untyped_storage().data_ptr() == attention.out.weight.untyped_storage().data_ptr()
-    for head in range(heads):
-        for k in range(head_width):
-            assert torch.equal(got.w_o_HKD[head, k], attention.out.weight[:, head * head_width + k])
-    assert torch.equal(got.b_o_D, attention.out.bias if bias else torch.zeros(width, dtype=torch.float64))
+    assert torch.equal(got.b_o_D, attention.out.bias if bias else torch.zeros(6).double())
 
 
 @every
@@ -374,44 +359,6 @@ def test_visible_keys_are_those_of_a_loop(mask, window, num_tokens):
     wanted = [[brute_force_visible(mask, window, n, m) for m in range(num_tokens)] for n in range(num_tokens)]
     assert (torch.ones(num_tokens, num_tokens, dtype=torch.bool) if got is None else got).tolist() == wanted
     assert (got is None) == (mask == "none")
-
-
-@every
-@given(st.sampled_from(["none", "causal", "window"]), st.integers(0, 3), st.integers(1, 6), seeds)
-@torch.no_grad()
-def test_attention_weights_are_stochastic_and_zero_where_masked(network, mask, window, num_tokens, seed):
-    model = network(seed, mask=mask, window=window if mask == "window" else None)
-    steps = run(model, 3 * normal(seed, 2, num_tokens, 3))
-    weights = [step.weights_BHNM for step in steps if step.sublayer.kind == "attention"]
-    assert len(weights) == 2
-    for p_BHNM in weights:
-        assert p_BHNM.shape == (2, 2, num_tokens, num_tokens)
-        # one division and a sum of at most 6 shares
-        torch.testing.assert_close(
-            p_BHNM.sum(-1), torch.ones(2, 2, num_tokens, dtype=torch.float64), rtol=0, atol=1e-14
-        )
-        for n in range(num_tokens):
-            for m in range(num_tokens):
-                if brute_force_visible(mask, window, n, m):
-                    assert (p_BHNM[..., n, m] > 0).all()
-                else:
-                    assert (p_BHNM[..., n, m] == 0).all()
-
-
-@every
-@given(seeds)
-@torch.no_grad()
-def test_tied_queries_and_keys_make_scores_symmetric(network, seed):
-    model, x_BND = network(seed, tied_qk=True), normal(seed, 2, 5, 8)
-    attention = model.blocks[0].attention
-    log_p = attention.weights(*attention.queries_keys_values(x_BND)[:2], None).log()
-    # log P is the scores minus a constant of the row, which a row's score with itself, computed here, restores
-    q, k, _ = attention.queries_keys_values(x_BND)
-    scores = log_p - log_p.diagonal(dim1=-2, dim2=-1)[..., None] + ((q * k).sum(-1) / math.sqrt(4))[..., None]
-    assert torch.equal(q, k)
-    torch.testing.assert_close(scores, scores.mT, rtol=1e-11, atol=1e-11)  # logarithms of shares down to e^-30
-    free = network(seed).blocks[0].attention
-    assert not torch.equal(*free.queries_keys_values(x_BND)[:2])
 
 
 @pytest.mark.parametrize("num_tokens", [FUSED_FROM_TOKENS - 1, FUSED_FROM_TOKENS, FUSED_FROM_TOKENS + 5])
@@ -433,20 +380,6 @@ def test_fused_and_explicit_attention_agree(network, monkeypatch, changes, tied_
     for got, wanted in zip(*results, strict=True):
         # gradients are sums over 2 x 100 tokens: relative to each one's own size
         torch.testing.assert_close(got, wanted, rtol=1e-11, atol=1e-12 * max(1.0, wanted.abs().max().item()))
-
-
-def test_seeds_side_by_side_agree_with_each_alone(network):
-    models = [network(seed, mask="causal", layers=1) for seed in (1, 2)]
-    x_SBNC = normal(3, 2, 2, FUSED_FROM_TOKENS, 3)
-    stacked = {
-        name: torch.stack([dict(m.named_parameters())[name] for m in models])
-        for name, _ in models[0].named_parameters()
-    }
-    for kernel in ("side_by_side", "table"):
-        run = functools.partial(torch.func.functional_call, models[0], kwargs={"kernel": kernel})
-        got = torch.func.vmap(run)(stacked, x_SBNC)
-        for seed, model in enumerate(models):
-            torch.testing.assert_close(got[seed], model(x_SBNC[seed]), **EXACT)
 
 
 # --- norm, MLP -------------------------------------------------------------------------------------------------------
@@ -505,23 +438,6 @@ def test_the_norm_of_a_zero_token_is_finite(model_config):
         assert norm.scale(zero)[0, 0, 0].item() == pytest.approx(NORM_EPSILON**-0.5, rel=1e-14)
 
 
-@every
-@given(st.lists(st.floats(-50, 50), min_size=1, max_size=20), st.sampled_from(["relu", "gelu"]))
-def test_gate_times_input_is_the_activation(model_config, values, activation):
-    mlp, z = MLP(model_config(activation=activation)), torch.tensor(values, dtype=torch.float64)
-    # gelu far to the left cancels in 1 + erf: an absolute error of eps times z
-    torch.testing.assert_close(mlp.gate(z) * z, getattr(F, activation)(z), rtol=1e-14, atol=1e-14)
-
-
-@pytest.mark.parametrize("activation", ["relu", "gelu"])
-def test_gate_at_zero_is_the_derivative(model_config, activation):
-    zero = torch.zeros(3, dtype=torch.float64, requires_grad=True)
-    (derivative,) = torch.autograd.grad(getattr(F, activation)(zero).sum(), zero)
-    torch.testing.assert_close(
-        MLP(model_config(activation=activation)).gate(zero.detach()), derivative, rtol=0, atol=1e-16
-    )
-
-
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 @torch.no_grad()
 def test_the_gate_makes_the_mlp_linear(network, activation):
@@ -573,19 +489,13 @@ def test_a_sublayer_runs_on_formulas_as_on_tokens(place, skip, branch):
 # --- dropout ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
-def test_dropout_masks_are_zero_or_one_over_keep(network, rate):
-    masks = masks_of_one(network(dropout=rate), 20, 10)
+def test_dropout_has_a_mask_for_the_embedding_the_weights_and_each_sublayer(network):
     shapes = {"embedding": (20, 10, 8)}
     for layer in range(2):
         shapes[f"layers.{layer}.attention.weights"] = (20, 2, 10, 10)
         shapes |= {f"layers.{layer}.{part}.output": (20, 10, 8) for part in ("attention", "mlp")}
+    masks = masks_of_one(network(dropout=0.1), 20, 10)
     assert {name: tuple(mask.shape) for name, mask in masks.items()} == shapes
-    values = torch.cat([mask.flatten() for mask in masks.values()])
-    assert values.unique().tolist() == [0.0, 1 / (1 - rate)]
-    for mask in masks.values():
-        deviation = math.sqrt(rate / (1 - rate) / mask.numel())  # of the mean of a scaled binomial
-        assert abs(mask.mean().item() - 1) < 5 * deviation
 
 
 def test_dropout_masks_depend_on_the_state_alone(network):
@@ -642,46 +552,16 @@ def uniform(limit):
 
 
 def wanted_distributions(scheme, gain):
-    """Name ending: its distribution, worked out by hand; None stands for zeros."""
-    if scheme == "pytorch":
-        into_width, into_inner, into_hidden = WIDTH**-0.5, INNER**-0.5, HIDDEN**-0.5
-        weights = dict(
-            qkv=uniform(gain * into_width),
-            out=uniform(gain * into_inner),
-            up=uniform(gain * into_width),
-            down=uniform(gain * into_hidden),
-            read_out=uniform(into_width),
-            embedding=scipy.stats.norm(0, 1),
-        )
-        biases = dict(
-            qkv=uniform(into_width),
-            out=uniform(into_inner),
-            up=uniform(into_width),
-            down=uniform(into_hidden),
-            read_out=uniform(into_width),
-        )
-    else:
-        biases = dict.fromkeys(["qkv", "out", "up", "down", "read_out"])
-        if scheme == "glorot":
-            weights = dict(
-                qkv=uniform(gain * math.sqrt(6 / (WIDTH + INNER))),
-                out=uniform(gain * math.sqrt(6 / (WIDTH + INNER))),
-                up=uniform(gain * math.sqrt(6 / (WIDTH + HIDDEN))),
-                down=uniform(gain * math.sqrt(6 / (WIDTH + HIDDEN))),
-                read_out=uniform(math.sqrt(6 / (WIDTH + LETTERS))),
-                embedding=scipy.stats.norm(0, WIDTH**-0.5),
-            )
-        else:
-            into_stream = 0.02 / math.sqrt(2 * LAYERS) if scheme == "scaled" else 0.02
-            weights = dict(
-                qkv=scipy.stats.norm(0, gain * 0.02),
-                out=scipy.stats.norm(0, gain * into_stream),
-                up=scipy.stats.norm(0, gain * 0.02),
-                down=scipy.stats.norm(0, gain * into_stream),
-                read_out=scipy.stats.norm(0, 0.02),
-                embedding=scipy.stats.norm(0, 0.02),
-            )
-    return weights, biases
+    """By kind of matrix, worked out by hand; biases are zeros."""
+    if scheme == "glorot":
+        sizes = {"qkv": INNER, "out": INNER, "up": HIDDEN, "down": HIDDEN}
+        weights = {kind: uniform(gain * math.sqrt(6 / (WIDTH + size))) for kind, size in sizes.items()}
+        read_out = uniform(math.sqrt(6 / (WIDTH + LETTERS)))
+        return weights | {"read_out": read_out, "embedding": scipy.stats.norm(0, WIDTH**-0.5)}
+    into_stream = 0.02 / math.sqrt(2 * LAYERS) if scheme == "scaled" else 0.02
+    deviations = {"qkv": 0.02, "out": into_stream, "up": 0.02, "down": into_stream}
+    weights = {kind: scipy.stats.norm(0, gain * deviation) for kind, deviation in deviations.items()}
+    return weights | dict.fromkeys(("read_out", "embedding"), scipy.stats.norm(0, 0.02))
 
 
 def test_attention_starts_within_its_own_limit_and_the_rest_as_before(model_config, wide_task):
@@ -710,31 +590,24 @@ def test_the_gain_of_mlps_multiplies_their_matrices_alone(model_config, wide_tas
 
 
 @pytest.mark.parametrize("gain", [1.0, 3.0])
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", SCHEMES[1:])
 def test_initial_weights_have_the_distribution_of_their_scheme(model_config, wide_task, scheme, gain):
     model = initial_model(model_config(**WIDE, init=scheme, init_gain=gain), wide_task, 0)
-    weights, biases = wanted_distributions(scheme, gain)
-    seen = set()
+    weights, seen = wanted_distributions(scheme, gain), set()
     for name, module in model.named_modules():
         kind = "embedding" if isinstance(module, nn.Embedding) else name.split(".")[-1]
         if kind not in weights:
             continue
         seen.add(kind)
-        parts = module.weight.chunk(3) if kind == "qkv" else [module.weight]
-        for drawn in [(part, weights[kind]) for part in parts] + [(getattr(module, "bias", None), biases.get(kind))]:
-            values, distribution = drawn
-            if values is None:
-                continue
-            if distribution is None:
-                assert not values.any()
-                continue
-            values = values.detach().double().flatten().numpy()
+        assert kind == "embedding" or not module.bias.any()
+        for part in module.weight.chunk(3) if kind == "qkv" else [module.weight]:
+            values, distribution = part.detach().double().flatten().numpy(), weights[kind]
             low, high = distribution.support()
             # float32 rounds a draw beside the end onto it, and the product with the gain once more
             assert values.min() >= low * (1 + 1e-6) and values.max() <= high * (1 + 1e-6)
             # five standard errors of a normal sample's deviation; a uniform one's is smaller. 8 percent at 2000 entries
             assert values.std() == pytest.approx(distribution.std(), rel=5 / math.sqrt(2 * len(values))), name
-            # the seed is fixed: no flicker. With about 30 vectors correct code meets p < 1e-4 at 1 seed in 300
+            # the seed is fixed: no flicker. With about 20 vectors correct code meets p < 1e-4 at 1 seed in 500
             assert scipy.stats.kstest(values, distribution.cdf).pvalue > 1e-4, name
     assert seen == set(weights)
 

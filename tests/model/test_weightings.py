@@ -223,7 +223,7 @@ def test_the_jacobian_is_autograds_and_there_is_no_bound(network, kind):
     assert of_networks.layer_of(attention, 4) is None
 
 
-@pytest.mark.parametrize("kind", [*NEW, *OF_ROWS, *GATED])
+@pytest.mark.parametrize("kind", ["dot", *NEW, *OF_ROWS, *GATED])
 def test_seeds_side_by_side_are_each_alone_for_long_rows_too(network, kind):
     models = [network(seed, attention=kind, mask="causal") for seed in range(3)]
     inputs_SBN = torch.arange(3 * (FUSED_FROM_TOKENS + 1)).view(3, 1, -1) % 7
