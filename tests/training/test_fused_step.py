@@ -12,7 +12,6 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
@@ -184,15 +183,6 @@ def test_steps_are_those_of_torch(words):
     for name, weight in plain.weights().items():
         # Adam divides by the size of a gradient, which enlarges differences of rounding
         torch.testing.assert_close(fused.weights()[name], weight, rtol=1e-8, atol=1e-8)
-
-
-def test_a_run_has_the_rows_of_an_uncompiled_one(tmp_path, always):
-    words = ["precision=fp64", "optimizer.lr=0.01", "optimizer.warmup=3"]
-    plain, fused = (trained(tmp_path / step, *words, f"trainer.compile={step}") for step in ("false", "auto"))
-    assert (plain.step, fused.step) == ("plain", "fused")
-    columns = ["step", "seed", "split", "loss", "accuracy", "learning_rate"]
-    tables = [run.table("metrics")[columns] for run in (fused, plain)]
-    pd.testing.assert_frame_equal(*tables, check_exact=False, rtol=1e-9)
 
 
 def test_seeds_leave_and_the_others_go_on_as_if_alone(tmp_path, always):

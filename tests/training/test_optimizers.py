@@ -115,16 +115,6 @@ def test_stacked_seeds_move_as_each_would_alone(rule):
                 torch.testing.assert_close(value[seed], own, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize(("rule", "keys"), [("adam", {"exp_avg", "exp_avg_sq"}), ("sgd", {"momentum_buffer"})])
-def test_state_has_an_entry_for_each_element(rule, keys):
-    parameter = torch.ones(2, 3, requires_grad=True)
-    optimizer = build_optimizer(OptimizerConfig(**RULES[rule][0]), [parameter], [None])
-    parameter.grad = torch.ones(2, 3)
-    optimizer.step()
-    shapes = {key: value.shape for key, value in optimizer.state[parameter].items() if key != "step"}
-    assert shapes == dict.fromkeys(keys, parameter.shape)
-
-
 @pytest.mark.parametrize(("name", "alone"), [("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)])
 def test_steps_in_one_call_are_those_of_torch_also_after_a_restore(name, alone):
     generator, shapes = torch.Generator().manual_seed(0), [(5, 7), (11,), (3, 1, 2)]
@@ -168,24 +158,30 @@ def matrices(seed, *shape):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
+def after_five_rounds(s):
+    for _ in range(5):
+        s = QUINTIC[0] * s + QUINTIC[1] * s**3 + QUINTIC[2] * s**5
+    return s
+
+
+def orthogonal_by_hand(matrix):
+    """The matrix of Frobenius norm 1 with each singular value mapped by the quintic."""
+    u, s, v = np.linalg.svd(matrix, full_matrices=False)
+    return u * after_five_rounds(s / np.linalg.norm(s)) @ v
+
+
 @pytest.mark.parametrize("shape", [(4, 7), (7, 4), (5, 5), (1, 6)])
 def test_orthogonalised_is_the_polynomial_of_the_singular_values(shape):
     x_SOI = matrices(1, 3, *shape) * torch.tensor([1e-8, 1.0, 1e8]).view(3, 1, 1)
     for got, x_OI in zip(orthogonalised(x_SOI).numpy(), x_SOI.numpy(), strict=True):
-        u, s, v = np.linalg.svd(x_OI, full_matrices=False)
-        s = s / np.linalg.norm(s)
-        for _ in range(5):
-            s = QUINTIC[0] * s + QUINTIC[1] * s**3 + QUINTIC[2] * s**5
         # each round can multiply an error by up to its slope, 3.4445: 5e2 roundings after five
-        np.testing.assert_allclose(got, u * s @ v, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(got, orthogonal_by_hand(x_OI), rtol=0, atol=1e-12)
     assert (orthogonalised(torch.zeros(2, 3, 4)) == 0).all()
 
 
 def test_singular_values_come_near_one():
-    s = np.geomspace(0.01, 1, 10_000)
-    for _ in range(5):
-        s = QUINTIC[0] * s + QUINTIC[1] * s**3 + QUINTIC[2] * s**5
-    assert s[np.geomspace(0.01, 1, 10_000) > 0.02].min() > 0.67 and s.max() < 1.14
+    s = after_five_rounds(before := np.geomspace(0.01, 1, 10_000))
+    assert s[before > 0.02].min() > 0.67 and s.max() < 1.14
 
 
 def test_muon_steps_are_those_of_a_plain_loop_and_the_rest_is_adamw():
@@ -208,11 +204,8 @@ def test_muon_steps_are_those_of_a_plain_loop_and_the_rest_is_adamw():
         wanted *= 1 - 0.05 * 0.1
         for seed in range(3):
             for begin, end in ((0, 4), (4, 6)):
-                u, s, v = np.linalg.svd(ahead[seed, begin:end], full_matrices=False)
-                s = s / np.linalg.norm(s)
-                for _ in range(5):
-                    s = QUINTIC[0] * s + QUINTIC[1] * s**3 + QUINTIC[2] * s**5
-                wanted[seed, begin:end] -= 0.05 * 0.2 * math.sqrt(5) * (u * s @ v)
+                step_OI = orthogonal_by_hand(ahead[seed, begin:end])
+                wanted[seed, begin:end] -= 0.05 * 0.2 * math.sqrt(5) * step_OI
     np.testing.assert_allclose(stacked[0].detach().numpy(), wanted, rtol=0, atol=1e-11)
     torch.testing.assert_close(stacked[1], vector, rtol=1e-12, atol=1e-12)
 
