@@ -45,19 +45,7 @@ class Sgd(_Uncompiled, torch.optim.SGD):
     step = torch.no_grad()(inspect.unwrap(torch.optim.SGD.step))
 
 
-class Adam(_Uncompiled, torch.optim.Adam):
-    """torch's Adam."""
-
-    step = torch.no_grad()(inspect.unwrap(torch.optim.Adam.step))
-
-
-class AdamW(_Uncompiled, torch.optim.AdamW):
-    """torch's AdamW."""
-
-    step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
-
-
-class _InOneCall(torch.optim.Optimizer):
+class _InOneCall(_Uncompiled, torch.optim.Optimizer):
     """Takes a step of Adam for all parameters in one call of `kernel`.
 
     torch's own step collects the parameters, their moments and their step counts each time, which takes longer than the
@@ -65,6 +53,7 @@ class _InOneCall(torch.optim.Optimizer):
     """
 
     kernel: ClassVar[Callable[..., None]]
+    first_step: ClassVar[Callable[..., Any]]  # torch's own
     _collected: tuple[list[Tensor], list[Tensor], Tensor] | None = None  # both moments, and the count
 
     def state_dict(self) -> dict:
@@ -84,7 +73,7 @@ class _InOneCall(torch.optim.Optimizer):
         (group,) = self.param_groups
         parameters = group["params"]
         if self._collected is None:
-            super().step(closure)
+            self.first_step(closure)
             states = [self.state[parameter] for parameter in parameters]
             for state in states:
                 state["step"] = states[0]["step"]
@@ -104,19 +93,19 @@ class _InOneCall(torch.optim.Optimizer):
         )
 
 
-class AdamInOneCall(_InOneCall, Adam):
-    """Adam with one kernel call per step."""
+class Adam(_InOneCall, torch.optim.Adam):
+    """torch's Adam."""
 
-    kernel = torch._fused_adam_
-
-
-class AdamWInOneCall(_InOneCall, AdamW):
-    """AdamW with one kernel call per step."""
-
-    kernel = torch._fused_adamw_
+    kernel, first_step = torch._fused_adam_, inspect.unwrap(torch.optim.Adam.step)
 
 
-class Muon(AdamW):
+class AdamW(_InOneCall, torch.optim.AdamW):
+    """torch's AdamW."""
+
+    kernel, first_step = torch._fused_adamw_, inspect.unwrap(torch.optim.AdamW.step)
+
+
+class Muon(_Uncompiled, torch.optim.AdamW):
     """Muon for matrices (S, O, I): the momentum, orthogonalised. AdamW for everything else.
 
     Jordan et al. 2024, Muon: an optimizer for hidden layers in neural networks; with Nesterov's momentum, decoupled
@@ -146,7 +135,7 @@ class Muon(AdamW):
                 gradients[weight_SOI] = weight_SOI.grad
                 self._step_of_matrix(weight_SOI, rows, group["lr"], group["weight_decay"])
                 weight_SOI.grad = None  # so that AdamW skips it
-        super().step(closure)
+        inspect.unwrap(torch.optim.AdamW.step)(self, closure)
         for weight_SOI, gradient_SOI in gradients.items():
             weight_SOI.grad = gradient_SOI
 
@@ -164,25 +153,19 @@ class Muon(AdamW):
             map_SOI.add_(orthogonalised(direction_SOI), alpha=-lr * size)
 
 
-def _sgd(cfg: OptimizerConfig, parameters: list[Tensor], rows: Sequence[list[int] | None]) -> Sgd:
-    return Sgd(parameters, cfg.lr, cfg.momentum, weight_decay=cfg.weight_decay, fused=True)
-
-
-def _adam(cfg: OptimizerConfig, parameters: list[Tensor], rows: Sequence[list[int] | None]) -> Adam:
-    return AdamInOneCall(parameters, cfg.lr, (cfg.beta1, cfg.beta2), weight_decay=cfg.weight_decay, fused=True)
-
-
-def _adamw(cfg: OptimizerConfig, parameters: list[Tensor], rows: Sequence[list[int] | None]) -> AdamW:
-    return AdamWInOneCall(parameters, cfg.lr, (cfg.beta1, cfg.beta2), weight_decay=cfg.weight_decay, fused=True)
-
-
-def _muon(cfg: OptimizerConfig, parameters: list[Tensor], rows: Sequence[list[int] | None]) -> Muon:
-    return Muon(parameters, rows, cfg.lr, (cfg.beta1, cfg.beta2), cfg.momentum, cfg.weight_decay)
+def _betas(cfg: OptimizerConfig) -> tuple[float, float]:
+    return cfg.beta1, cfg.beta2
 
 
 # By name; plug-ins add theirs. Arguments as of build_optimizer.
-OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]]
-OPTIMIZERS = {"adam": _adam, "adamw": _adamw, "sgd": _sgd, "muon": _muon}
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "adam": lambda cfg, parameters, _: Adam(parameters, cfg.lr, _betas(cfg), weight_decay=cfg.weight_decay, fused=True),
+    "adamw": lambda cfg, parameters, _: AdamW(
+        parameters, cfg.lr, _betas(cfg), weight_decay=cfg.weight_decay, fused=True
+    ),
+    "sgd": lambda cfg, parameters, _: Sgd(parameters, cfg.lr, cfg.momentum, weight_decay=cfg.weight_decay, fused=True),
+    "muon": lambda cfg, parameters, rows: Muon(parameters, rows, cfg.lr, _betas(cfg), cfg.momentum, cfg.weight_decay),
+}
 
 
 def orthogonalised(x_SOI: Tensor) -> Tensor:
