@@ -12,12 +12,11 @@ from torch import Tensor, nn
 from rankbench.config.keys import ConfigError
 from rankbench.config.model import ModelConfig
 from rankbench.model.kinds import NO_KINDS, Kinds
-from rankbench.model.padding import Padded
 
 WEIGHTS = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")  # of nn.LSTM, in the order of torch.lstm
 
 
-class Lstm(Padded, nn.Module):
+class Lstm(nn.Module):
     """Read-in, L layers of torch.nn.LSTM with D cells each, read-out; a token sees only earlier tokens.
 
     num_inputs, num_outputs: sizes of the alphabets. padded: whether tokens can be absent (-1); they come after all
@@ -41,6 +40,10 @@ class Lstm(Padded, nn.Module):
     @property
     def name(self) -> str:
         return self.cfg.name
+
+    def lengths(self, inputs: Tensor) -> Tensor | None:
+        """Number of tokens of each sequence, (B,); None for a network without padding."""
+        return (inputs >= 0).sum(-1) if self.padded else None
 
     def forward(self, inputs: Tensor, dropout: dict[str, Tensor] | None = None) -> Tensor:
         """Outputs (B, N, C). dropout: masks by name, from model.dropout; None turns dropout off."""

@@ -17,7 +17,6 @@ from rankbench.model.linear import Linear
 from rankbench.model.mlp import MLP
 from rankbench.model.network import Network
 from rankbench.model.norm import Norm
-from rankbench.model.padding import Padded
 from rankbench.model.sublayers import AnySublayer, AttentionSublayer, MlpSublayer, Streams, weighted_sum
 
 ACTIVATION_LAYERS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU}
@@ -94,7 +93,7 @@ def embedding(num: int, width: int) -> nn.Embedding:
     return nn.Embedding.from_pretrained(weight if weight.is_meta else nn.init.normal_(weight), freeze=False)
 
 
-class Transformer(Padded, Network, nn.Module):
+class Transformer(Network, nn.Module):
     """Read-in, L blocks or one block L times, (pre-norm and peri-norm only) a last norm, read-out.
 
     num_inputs: the alphabet's size for tokens, the dimension for coordinates. num_outputs: classes per token, or
@@ -175,6 +174,9 @@ class Transformer(Padded, Network, nn.Module):
         elif self.cfg.positions == "sinusoidal":
             x_BND = x_BND + sinusoidal_positions(x_BND.shape[-2], self.cfg.width, x_BND.device).to(x_BND)
         return x_BND if self.embedding_norm is None else self.embedding_norm(x_BND)
+
+    def present(self, inputs: Tensor) -> Tensor | None:
+        return inputs >= 0 if self.padded else None
 
     @property
     def sublayers(self) -> tuple[AnySublayer, ...]:
@@ -270,14 +272,14 @@ class FirstCoordinates(nn.Module):
     Exposes `weight` and `bias` like nn.Linear, on the network's device and in its dtype.
     """
 
-    def __init__(self, network: Transformer, num_outputs: int) -> None:
+    def __init__(self, network: Network, num_outputs: int) -> None:
         super().__init__()
         self.network, self.num_outputs = [network], num_outputs  # in a list, so that it is not a submodule
 
     @property
     def weight(self) -> Tensor:
         """(C, D), with ones on the diagonal."""
-        out = self.network[0].blocks[0].attention.out.weight
+        out = self.network[0].attentions[0].out.weight
         return torch.eye(self.num_outputs, out.shape[0], dtype=out.dtype, device=out.device)
 
     @property

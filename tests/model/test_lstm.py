@@ -45,6 +45,7 @@ def test_outputs_are_those_of_the_equations(words):
     model = network(*words)
     inputs = torch.tensor([[3, 1, 4, 1, 5], [2, 7, 1, ABSENT, ABSENT]])
     outputs = model(inputs)
+    assert model.lengths(inputs).tolist() == [5, 3]
     # float64, a handful of roundings in numbers of order one
     torch.testing.assert_close(outputs[0], by_hand(model, [3, 1, 4, 1, 5]), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(outputs[1, :3], by_hand(model, [2, 7, 1]), rtol=1e-12, atol=1e-12)

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from rankbench.config.keys import ConfigError
@@ -31,6 +30,7 @@ from rankbench.model.pretrained.parts import (
     Transposed,
 )
 from rankbench.model.sublayers import AnySublayer, AttentionSublayer, MlpSublayer
+from rankbench.model.transformer import FirstCoordinates
 
 
 class CheckpointParts(NamedTuple):
@@ -245,7 +245,7 @@ class PretrainedNetwork(Network, nn.Module):
         self._sublayers, self.last_norm = tuple(parts.sublayers), parts.last_norm
         self.width = self.module.config.hidden_size
         self.norm_kind = next(norm.kind for sublayer in self._sublayers if (norm := sublayer.norm) is not None)
-        self.read_out = StatesAlone(self) if parts.read_out is None else parts.read_out
+        self.read_out = FirstCoordinates(self, self.width) if parts.read_out is None else parts.read_out
         self._embed, self._num_tokens = parts.embed, parts.num_tokens
 
     @property
@@ -325,21 +325,3 @@ class Head(nn.Module):
 
     def forward(self, x_BND: Tensor) -> Tensor:
         return self.module(x_BND)
-
-
-class StatesAlone(nn.Module):
-    """The read-out of a module without one: the states themselves."""
-
-    def __init__(self, network: PretrainedNetwork) -> None:
-        super().__init__()
-        self.network = [network]  # in a list, so that it is not a submodule
-
-    @property
-    def weight(self) -> Tensor:
-        """(D, D): the identity."""
-        network = self.network[0]
-        parameter = next(network.module.parameters())
-        return torch.eye(network.width, dtype=parameter.dtype, device=parameter.device)
-
-    def forward(self, x_BND: Tensor) -> Tensor:
-        return x_BND
