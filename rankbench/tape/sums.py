@@ -56,10 +56,7 @@ class Sums(NamedTuple):
 
 
 class ThroughHeads(NamedTuple):
-    """For one attention call, by its key, the sum of all paths through each head.
-
-    sums: (H, *shape of the output), or by length (K, H, *shape of the output).
-    """
+    """For one attention call, by its key, the sum of all paths through each head, (H, *shape of the output)."""
 
     key: Site
     sums: Tensor
@@ -242,46 +239,37 @@ class Tape:
             known = set().union(*(last[x] if isinstance(x, Node) else {None} for x in node.parents or (None,)))
             last[node] = known
             if isinstance(node.step, Mixed):
-                call = self.reading.by_key[self._key_of[node]]
-                key = call.twin or call.key
+                key = self._counted_as(node)
                 before.setdefault(key, set()).update(known)
                 last[node] = {key}
         return Paths.of(before, last[nodes[-1]] if nodes else {None}, self.reading)
 
-    def through_heads(
-        self, upto: Upto = None, output: Callable | None = None, by_length: bool = False
-    ) -> Iterator[ThroughHeads]:
+    def through_heads(self, upto: Upto = None, output: Callable | None = None) -> Iterator[ThroughHeads]:
         """For each attention call on the way to the output, the paths through its heads: one replay of H rows per
         call. Calls that have one P are one."""
         target, _ = self._target(upto, output)
         nodes = nodes_of(target) if isinstance(target, Node) else []
-        whole = self._sweeps("head")[0]
-        whole.shift = int(by_length)
-        parts: dict[Site, list[Site]] = {}
-        for node in nodes:
-            if isinstance(node.step, Mixed):
-                call = self.reading.by_key[self._key_of[node]]
-                parts.setdefault(call.twin or call.key, []).append(call.key)
+        whole = Replay(shift=0, constants=self.begin is None)
+        keys = {node: self._counted_as(node) for node in nodes if isinstance(node.step, Mixed)}
+        last = {key: node for node, key in keys.items()}
         waiting: dict[Site, Tensor] = {}
         for node, inputs, _ in whole.steps(nodes):
             if not isinstance(node.step, Mixed) or inputs[0] is None:
                 continue
-            call = self.reading.by_key[self._key_of[node]]
-            key, lead = call.twin or call.key, self.reading.by_key[call.twin or call.key].lead
+            key, lead = keys[node], self.reading.by_key[keys[node]].lead
             values, _ = node.step.values(whole, inputs[0])
             rows = node.step.mix(node.step.weights(), values.rows)
             rows = by_head(rows, lead.numbers(rows.shape[1:-2]), lead.heads)
-            begin = Slots((values.low + whole.shift) * lead.heads * whole.shift, rows)
-            continued = Replay(shift=lead.heads * whole.shift, constants=False)
-            behind = continued.run(nodes, (node, begin))
+            behind = Replay(shift=0, constants=False).run(nodes, (node, Slots(0, rows)))
             assert behind is not None  # every node leads to the last
-            sums = behind.dense(0, behind.high).unflatten(0, (-1, lead.heads))
-            if key in waiting:
-                sums = _added(sums, waiting.pop(key))
-            if call.key == parts[key][-1]:
-                yield ThroughHeads(key, sums if by_length else sums[0])
-            else:
-                waiting[key] = sums
+            waiting[key] = behind.rows if key not in waiting else waiting[key] + behind.rows
+            if node is last[key]:
+                yield ThroughHeads(key, waiting.pop(key))
+
+    def _counted_as(self, node: Node) -> Site:
+        """The attention call whose heads a node passes: of several with one P the first."""
+        call = self.reading.by_key[self._key_of[node]]
+        return call.twin or call.key
 
     def _sweeps(self, value_biases: str) -> list[Replay]:
         """One sweep for everything; with `begin`, one for the paths and one for everything else."""
@@ -378,12 +366,6 @@ def _main_tensor(output: Any) -> Tensor:
     if tensor is None:
         raise ConfigError(f"the module returned {type(output).__name__} without a tensor of floats; give output=")
     return tensor
-
-
-def _added(x: Tensor, y: Tensor) -> Tensor:
-    """The sum of two lists of slots, of which one may be longer."""
-    longer, shorter = (x, y) if len(x) >= len(y) else (y, x)
-    return longer + torch.cat([shorter, longer.new_zeros(len(longer) - len(shorter), *longer.shape[1:])])
 
 
 def _name(module: Callable) -> str:
