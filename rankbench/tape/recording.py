@@ -127,7 +127,6 @@ class Recorder(TorchFunctionMode):
         self._parts = WeakTensorKeyDictionary()  # parts that share memory with a whole: the whole, and the index
         self.num_calls = self.num_nodes = self.num_attention = self.depth = 0  # depth: of the call that is recorded
         self.has_paths = False  # whether any tensor so far has paths
-        self.attention: list[Node] = []  # the result of each attention call
         self.mixed: dict[Node, Site] = {}  # the calls of the nodes that pass heads
         self.results: dict[str, list[tuple[Tag, Tensor | None]]] = {}  # by submodule, one for each time it ran
         self.values: dict[int, Tensor] = {}
@@ -261,11 +260,6 @@ class Recorder(TorchFunctionMode):
         self.has_paths = True
         self.begun |= set(map(self.origin_of, tokens))
         return Tag(Kind.ACTIVATION, node=seen.node((), Source(seen.result.clone())))
-
-    def attended(self, mixed: Node, result: Node, seen: Seen) -> None:
-        """Keep the node that passes the heads of an attention call, and that of its result."""
-        self.mixed[mixed] = self.key_of(seen)
-        self.attention.append(result)
 
     # --- tags and nodes ----------------------------------------------------------------------------------------------
 

@@ -35,7 +35,7 @@ from rankbench.tape.rules import COVERED, RULES
 from rankbench.tape.steps import Mixed, by_head
 from rankbench.tape.tags import AttentionCall, Site, Tag
 
-Upto = str | int | tuple[str, int] | None
+Upto = str | tuple[str, int] | None
 # Rounding of n calls adds up like a random walk, to about sqrt(n) eps of what is summed.
 ROUNDING = 8
 
@@ -112,18 +112,15 @@ def tap(
 
 
 class Tape:
-    """A recorded pass. It keeps what it froze (queries, keys, gates, norm scales), not the activations in between.
-
-    output: what the module returned. calls: its attention calls, numbered from 1 in `upto`.
-    """
+    """A recorded pass. It keeps what it froze (queries, keys, gates, norm scales) and what the module returned, not the
+    activations in between."""
 
     def __init__(
         self, module: Callable, args: tuple, kwargs: dict, recorder: Recorder, output: Any, reading: Reading
     ) -> None:
         self.module, self.args, self.kwargs, self.output, self.reading = module, args, kwargs, output, reading
         self.begin, self.epsilon = recorder.begin, recorder.epsilon
-        self.calls = [node.call for node in recorder.attention]
-        self._attention, self._results, self._tags = recorder.attention, recorder.results, recorder.tags
+        self._results, self._tags = recorder.results, recorder.tags
         self._key_of = recorder.mixed
         self.num_begun = len(recorder.begun)  # inputs at which paths begin, if begin="inputs"
 
@@ -132,10 +129,9 @@ class Tape:
     ) -> Sums:
         """All paths, summed by length in one replay.
 
-        upto: the name of a submodule, whose result is taken instead of the output; (name, i) if it runs several times;
-        or the number of an attention call, for that call's result. output: function that picks the tensor from what the
-        module returned; by default last_hidden_state, else the first tensor. value_biases: "head" counts W_V's bias
-        with the head that it passes, "source" in slot 0 after the head.
+        upto: the name of a submodule, whose result is taken instead of the output; (name, i) if it runs several times.
+        output: function that picks the tensor from what the module returned; by default last_hidden_state, else the
+        first tensor. value_biases: "head" counts W_V's bias with the head that it passes, "source" in slot 0 after it.
 
         ConfigError if a call on the way is not covered, or if the sums miss the output by more than rounding. With
         refuse=False such sums are returned too. Their remainder can also come from a call that magnifies rounding.
@@ -297,10 +293,6 @@ class Tape:
             if state not in self._tags:
                 raise ConfigError("output: made a new tensor; it must pick one of those that the module returned")
             return self._known(self._tags[state], state, "the output"), state
-        if isinstance(upto, int):
-            if not 1 <= upto <= len(self._attention):
-                raise ConfigError(f"upto={upto}: there are attention calls 1 to {len(self._attention)}")
-            return self._attention[upto - 1], None
         name, time = upto if isinstance(upto, tuple) else (upto, -1)
         times = self._results.get(name, [])
         if not -len(times) <= time < len(times):

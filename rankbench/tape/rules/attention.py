@@ -44,10 +44,10 @@ def weighted_values(
         return seen.value_only([tag], Level.LINEAR)
     parent = values if tag.node is None else _values(seen, tag.node, origin, to_values, values.shape)
     bias = origin.bias if origin is not None and origin.constant is not None else None
-    node = mixed = seen.node((parent,), Mixed(weights, bias, grouped), "attention weights", reads)
+    node = seen.node((parent,), Mixed(weights, bias, grouped), "attention weights", reads)
+    seen.recorder.mixed[node] = seen.recorder.key_of(seen)
     if back is not unchanged:
         node = seen.node((node,), Through(back))
-    seen.recorder.attended(mixed, node, seen)
     return Tag(Kind.ACTIVATION, node=node)
 
 
@@ -181,13 +181,12 @@ def _multi_head(seen: Seen) -> list[Tag] | None:
         *(Through(back), Affine(at["out_proj_weight"], at["out_proj_bias"])),
         *([Through(lambda x: x[:, 0])] if unbatched else []),
     ]
-    node, mixed = tag.node or value, None
+    node = tag.node or value
     for step in steps:
         frozen, reads = ("attention weights", [query, key, mask]) if isinstance(step, Mixed) else (None, ())
         node = seen.node((node,), step, frozen, reads, shape=seen.result[0].shape)
-        mixed = node if isinstance(step, Mixed) else mixed
-    if mixed is not None:
-        seen.recorder.attended(mixed, node, seen)
+        if isinstance(step, Mixed):
+            seen.recorder.mixed[node] = seen.recorder.key_of(seen)
     return [Tag(Kind.ACTIVATION, node=node), average]
 
 
