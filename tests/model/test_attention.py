@@ -400,15 +400,6 @@ def test_the_bound_is_near_the_exact_constant_of_one_dimension(network, num_toke
     assert exact < bound < 2 * exact
 
 
-def test_contraction_is_to_the_constant_from_below_as_from_above(layer):
-    x_BND = normal(1, 2, 4, 6)
-    plain = layer(2, **TIED, bias=False)
-    y_BND, bound = plain(x_BND), plain.bound_inf(inverse_phi(4))
-    for c, factor in ((0.5, 0.5 / bound), (2 * bound.item(), 2.0)):
-        keys = {**TIED, "attention": "contractive_l2", "contraction": c}
-        torch.testing.assert_close(layer(2, **keys, bias=False)(x_BND), factor * y_BND, **EXACT)
-
-
 def test_gradients_reach_through_the_bound(layer):
     attention, x_BND = layer(4, **CONTRACTIVE), normal(1, 1, 3, 6)
     names = [name for name, _ in attention.named_parameters()]

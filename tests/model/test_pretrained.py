@@ -25,7 +25,6 @@ from torch import nn
 
 import rankbench
 from rankbench.config.keys import ConfigError
-from rankbench.measures.by_layer import metrics_by_layer
 from rankbench.measures.frozen_network import sums_by_length
 from rankbench.measures.lipschitz_of_networks import norm_bound
 from rankbench.measures.recomputed_network import RecomputedNetwork
@@ -369,18 +368,6 @@ def test_path_sums_are_those_of_the_tape(family):
     close(sums.by_length_KBND[:, present_BN], wanted.by_length_KBND[:, present_BN], rtol=0, atol=atol)
     close(sums.bias_BND[present_BN], wanted.bias_BND[present_BN], rtol=0, atol=atol)
     assert sums.remainder().max() < 1e-12
-
-
-@pytest.mark.parametrize("family", some(FAMILIES, 3))
-def test_metrics_of_every_layer(family):
-    network = as_network(built(family))
-    inputs, _ = inputs_of(family, -1)
-    rows = list(metrics_by_layer(network, inputs, torch.Generator().manual_seed(0)))
-    layers = len(network.layers)
-    assert len(rows) == 1 + layers * (2 + network.num_heads)
-    for where, metrics in rows:
-        assert all(len(value_B) == B for value_B in metrics.values()), where
-        assert all(value_B.isfinite().all() for name, value_B in metrics.items() if "rank" in name), where
 
 
 FOLLOWED = ["Bert", "Bert, causal", "Roberta", "DistilBert", "Albert", "GPT2", "GPT2, not scaled", "ViT", "DeiT"]

@@ -167,20 +167,6 @@ def test_the_part_of_the_keys_is_a_quarter_and_grows_with_the_sequence():
     torch.testing.assert_close(part(1, 3, 7), first[:3, :7])
 
 
-@torch.no_grad()
-def test_rows_of_differential_attention_sum_to_one_minus_lambda(network):
-    for layer, attention in enumerate(network(3, attention="differential").attentions, 1):
-        sums_BHN = attention.observe(normal(layer, 2, 6, 8))[1]["weights_BHNM"].sum(-1)
-        torch.testing.assert_close(
-            sums_BHN, torch.full_like(sums_BHN, 1 - attention.weighting.factor(attention).item())
-        )
-        for vector in attention.own.values():
-            vector.zero_()
-        assert attention.weighting.factor(attention).item() == pytest.approx(
-            [0.2, 0.8 - 0.6 * math.exp(-0.3)][layer - 1]
-        )
-
-
 @pytest.mark.parametrize("mask", ["none", "causal"])
 @pytest.mark.parametrize("kind", [*NEW, *OF_ROWS, *GATED])
 def test_paths_add_up_to_the_output(network, kind, mask):

@@ -103,17 +103,6 @@ def test_degenerate_sets(points, labels):
     assert hull_labels(np.array(points, dtype=float)) == labels
 
 
-@every
-@given(st.integers(0, 2**32 - 1), st.floats(0, 6.28), st.permutations(range(10)))
-def test_labels_turn_and_permute_with_the_points(seed, angle, order):
-    points = np.random.default_rng(seed).uniform(size=(10, 2))
-    turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
-    labels = hull_labels(points)
-    # random points are in line up to rounding with probability 1e-13
-    assert hull_labels(points @ turn.T) == labels
-    assert hull_labels(points[list(order)]) == [labels[number] for number in order]
-
-
 def test_the_number_of_vertices_is_that_of_the_closed_form():
     """In a square, three of four random points, and the fourth inside with probability 11/36 (Sylvester's problem)."""
     batch = hull_task(points=4).sample(20_000, generator_for(1, "train"))

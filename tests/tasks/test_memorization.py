@@ -10,7 +10,6 @@ import torch
 from shipped import task_of
 
 from rankbench.config.keys import ConfigError
-from rankbench.model import initial_model
 from rankbench.seeds import generator_for
 from rankbench.tasks.memorization import tokenised
 from rankbench.tasks.task import ABSENT
@@ -76,11 +75,6 @@ def test_labels_are_uniform_and_do_not_depend_on_the_token(classes):
     assert scipy.stats.chi2_contingency(table.numpy()).pvalue > 1e-3
 
 
-def test_a_task_of_generated_sentences_says_its_sizes():
-    task = memorization_task(vocabulary=77, classes=4, length=12, train_size=9)
-    assert (task.num_inputs, task.num_outputs, task.length, task.train_size, task.test_size) == (77, 4, 12, 9, None)
-
-
 # --- texts ------------------------------------------------------------------------------------------------------------
 
 
@@ -134,24 +128,6 @@ def test_a_changed_file_is_read_again(text):
     text.write_text("xylophones quietly juggle vexing problems\nwizards bake\n")
     os.utime(text, ns=(1, 1))  # whatever the clock's resolution
     assert task.num_inputs != before and len(decoded(task, text).sentences) == 2
-
-
-def test_relative_paths_are_of_the_current_folder(text, monkeypatch):
-    monkeypatch.chdir(text.parent)
-    assert (
-        memorization_task(path="sentences.txt", train_size=40).sample(3, generator_for(0, "train")).inputs.shape[0] == 3
-    )
-
-
-def test_a_model_of_the_task_sees_no_padding(text, model_config):
-    task = memorization_task(path=str(text), length=32, train_size=5)
-    model = initial_model(model_config(layers=2, width=8, positions="none"), task, 0)
-    batch = task.sample(5, generator_for(0, "train"))
-    with torch.no_grad():
-        together = model(batch.inputs)
-        for row, (tokens, _) in enumerate(rows(batch)):
-            alone = model(torch.tensor([tokens]))
-            torch.testing.assert_close(together[row, : len(tokens)], alone[0], rtol=0, atol=1e-5)  # float32
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
