@@ -76,6 +76,11 @@ def out_of_place(func: Callable, name: str, in_place: bool) -> Any:
     return getattr(torch.Tensor, name, None) or getattr(torch, name, None) or getattr(nn.functional, name, func)
 
 
+def name_of_module(module: Callable) -> str:
+    """The name of its class, or of a function."""
+    return type(module).__name__ if isinstance(module, nn.Module) else getattr(module, "__name__", str(module))
+
+
 @contextmanager
 def without_fast_path() -> Iterator[None]:
     """torch's encoder layers run their Python code inside, not a kernel that skips hooks and packs padded sequences."""

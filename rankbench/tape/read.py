@@ -17,11 +17,11 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from rankbench.config.keys import ConfigError
-from rankbench.tape.calls import tensors_in
+from rankbench.tape.calls import name_of_module, tensors_in
 from rankbench.tape.plain import Changed, Plain, Size
 from rankbench.tape.probe import Touched, Touching, Way
 from rankbench.tape.reading import Axes, Input, Output, ReadCall, Reading, State
@@ -134,10 +134,10 @@ def _refuse_change(module: Callable, sizes: list[Size], again: list[Size]) -> No
          or bool((one.sum_of_magnitudes - other.sum_of_magnitudes).abs() > REPEATED * one.eps * one.sum_of_magnitudes)),
         None if len(sizes) == len(again) else (sizes + again)[min(len(sizes), len(again))].call,
     )  # fmt: skip
-    name = type(module).__name__ if isinstance(module, nn.Module) else getattr(module, "__name__", str(module))
     raise ConfigError(
-        f"{name}: {first or 'it'} gives other numbers when the module runs again on the same inputs, so no two passes "
-        "measure one network; take out what differs from call to call (random numbers, a counter, a cache)"
+        f"{name_of_module(module)}: {first or 'it'} gives other numbers when the module runs again on the same inputs, "
+        "so no two passes measure one network; take out what differs from call to call (random numbers, a counter, a "
+        "cache)"
     )
 
 

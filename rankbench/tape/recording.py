@@ -30,6 +30,7 @@ from rankbench.tape.calls import (
     tensors_in,
     without_fast_path,
 )
+from rankbench.tape.following import first_state
 from rankbench.tape.replay import Call, Node, Step, version
 from rankbench.tape.steps import Source
 from rankbench.tape.tags import AttentionCall, Kind, Level, Role, Site, Tag, Verdict, Visit, Weighted, combined
@@ -209,7 +210,7 @@ class Recorder(TorchFunctionMode):
 
         def leave(module: nn.Module, _, result: Any) -> None:
             name = self.running.pop().name
-            tensor = next((x for x in tensors_in(result) if x.is_floating_point()), None)
+            tensor = first_state(result)
             if tensor is not None and self.begin is not None and name == self.begin:
                 self._begin(tensor)
             if tensor is not None and self.keeps_tape:

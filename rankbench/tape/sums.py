@@ -21,11 +21,11 @@ begins in slot 0 where it is added, and moves on with every head that it passes.
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from rankbench.config.keys import ConfigError
-from rankbench.tape.calls import tensors_in
+from rankbench.tape.calls import name_of_module
+from rankbench.tape.following import first_state
 from rankbench.tape.read import read
 from rankbench.tape.read_out import read_out_of
 from rankbench.tape.reading import Paths, Reading
@@ -84,7 +84,7 @@ def record(
     recorder = Recorder(module, RULES, begin, verdicts=reading.verdicts, keep=keep)
     output = recorder.run(args, kwargs)
     if not recorder.num_attention:
-        raise ConfigError(f"{_name(module)}: {nothing_read(reading)}")
+        raise ConfigError(f"{name_of_module(module)}: {nothing_read(reading)}")
     return Tape(module, args, kwargs, recorder, output, reading)
 
 
@@ -354,11 +354,7 @@ def _main_tensor(output: Any) -> Tensor:
     """last_hidden_state if there is one, else the first floating-point tensor."""
     tensor = getattr(output, "last_hidden_state", None)
     if tensor is None:
-        tensor = next((x for x in tensors_in(output) if x.is_floating_point()), None)
+        tensor = first_state(output)
     if tensor is None:
         raise ConfigError(f"the module returned {type(output).__name__} without a tensor of floats; give output=")
     return tensor
-
-
-def _name(module: Callable) -> str:
-    return type(module).__name__ if isinstance(module, torch.nn.Module) else getattr(module, "__name__", str(module))
