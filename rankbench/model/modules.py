@@ -283,9 +283,7 @@ def read_inputs(path: str, tokenize: Callable[[list[str]], Mapping[str, Tensor]]
             return as_example(torch.from_numpy(array), f"inputs={path}")
         except MemoryError as error:
             raise MemoryError(f"inputs={path}: {error}") from None
-        except OSError:
-            raise
-        except ConfigError:
+        except (OSError, ConfigError):
             raise
         except Exception as error:  # a foreign file can make the library fail in any way
             raise ConfigError(f"inputs={path}: not an array of numbers ({error}); write it with numpy.save") from None
