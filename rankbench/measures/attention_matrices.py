@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rankbench.measures.norms import Spectrum, composite_norm, own_rounding, residual_matrix
-from rankbench.measures.states import STATE_FLOORS, check_floats, per_kind, with_floor
+from rankbench.measures.norms import Spectrum, composite_norm, residual_matrix
+from rankbench.measures.states import STATE_FLOORS, check_floats, floor_columns, per_kind
 
 # Error of a row's sum up to which it counts as 1: a softmax computed in bfloat16 has 8 bits.
 SUM_ERROR = 0.01
@@ -27,7 +27,7 @@ class AttentionMatrices:
 
     p_BHNM: Tensor
     visible_NM: Tensor | None  # which keys each query sees; None: all
-    residual_BH: Tensor  # ||P - 1 q^T|| in the composite norm, q the mean row
+    relative_residual_BH: Tensor  # ||P - 1 q^T|| / ||P|| in the composite norm, q the mean row; 0 if all attend alike
     spectrum: Spectrum
 
 
@@ -130,8 +130,7 @@ ATTENTION_METRICS: dict[str, Callable[[AttentionMatrices], Tensor]] = {
     "attention_entropy": _entropy,
     "attention_stable_rank": lambda matrices: matrices.spectrum.stable_rank,
     "attention_effective_rank": lambda matrices: matrices.spectrum.effective_rank,
-    # Zero if all queries attend alike.
-    "attention_relative_residual": lambda matrices: matrices.residual_BH / composite_norm(matrices.p_BHNM),
+    "attention_relative_residual": lambda matrices: matrices.relative_residual_BH,
     "attention_gap_eigenvalue": lambda matrices: spectral_gap(matrices.p_BHNM),  # Levin et al. 2009, ch. 12
     # s_1 - s_2; s_1 if there is no s_2. s_1 itself can exceed 1.
     "attention_gap_singular": lambda matrices: matrices.spectrum.largest * (1 - matrices.spectrum.second),
@@ -153,9 +152,9 @@ def attention_metrics(
 
     visible_NM: which keys each query sees; None: all. lengths_B: number of tokens of each sequence of a padded batch.
     counted_BN: queries over whose rows metrics are taken; None: all. attention_gap_eigenvalue needs a square P and
-    takes all rows. floor_BH: the error of each P's residual (rankbench.measures.rounding.floor_of_weights); with it
-    there are the columns ATTENTION_FLOORS, without it attention_own_rounding. stochastic: whether rows are
-    probabilities; if not, all this is about the shares of P, and the metrics OF_SHARES are nan where it has none.
+    takes all rows. floor_BH: the error of each P's residual (rankbench.measures.rounding.floor_of_weights), for the
+    columns ATTENTION_FLOORS. stochastic: whether rows are probabilities; if not, all this is about the shares of P, and
+    the metrics OF_SHARES are nan where it has none.
     """
 
     def of_queries(rows: Rows, length: int, queries: Rows) -> dict[str, Tensor]:
@@ -167,8 +166,8 @@ def attention_metrics(
         return values
 
     values = per_queries(of_queries, p_BHNM.shape[-1], lengths_B, counted_BN)
-    residual_BH = values.pop("attention_residual")
-    return values if floor_BH is None else with_floor(values, residual_BH, floor_BH, "attention_")
+    residual_BH, size_BH = values.pop("residual"), values.pop("size")
+    return values if floor_BH is None else values | floor_columns(residual_BH, size_BH, floor_BH, "attention_")
 
 
 def per_queries(
@@ -200,28 +199,12 @@ def per_queries(
 
 
 def _values(p_BHNM: Tensor, visible_NM: Tensor | None, stochastic: bool) -> dict[str, Tensor]:
-    _check(p_BHNM, visible_NM, stochastic)
+    check_floats("p_BHNM", p_BHNM, ("B", "H", "N", "M"))
     shares_BHNM = p_BHNM if stochastic else shares(p_BHNM)
-    residual_BH = composite_norm(residual_matrix(shares_BHNM))
-    matrices = AttentionMatrices(shares_BHNM, visible_NM, residual_BH, Spectrum.of(shares_BHNM))
+    residual_BH, size_BH = composite_norm(residual_matrix(shares_BHNM)), composite_norm(shares_BHNM)
+    matrices = AttentionMatrices(shares_BHNM, visible_NM, residual_BH / size_BH, Spectrum.of(shares_BHNM))
     values = {name: formula(matrices) for name, formula in ATTENTION_METRICS.items()}
     if not stochastic:
         values |= {name: values[name].masked_fill(is_signed(p_BHNM), math.nan) for name in OF_SHARES}
         values["attention_gap_eigenvalue"].masked_fill_(~is_chain(p_BHNM), math.nan)
-    return values | {"attention_own_rounding": own_rounding(shares_BHNM), "attention_residual": residual_BH}
-
-
-def _check(p_BHNM: Tensor, visible_NM: Tensor | None, stochastic: bool) -> None:
-    check_floats("p_BHNM", p_BHNM, ("B", "H", "N", "M"))
-    error = (p_BHNM.sum(-1) - 1).abs()  # catches scores passed as weights
-    if stochastic and ((p_BHNM < 0).any() or (error > SUM_ERROR).any()):
-        raise ValueError("p_BHNM: got rows that are not probabilities, wanted entries >= 0 with row sums 1 (within 1%)")
-    if visible_NM is None:
-        return
-    if visible_NM.dtype != torch.bool or visible_NM.shape != p_BHNM.shape[-2:]:
-        got, wanted = tuple(visible_NM.shape), tuple(p_BHNM.shape[-2:])
-        raise ValueError(f"visible_NM: got {visible_NM.dtype} of shape {got}, wanted torch.bool of shape {wanted}")
-    if (p_BHNM.masked_fill(visible_NM, 0).abs().sum(-1) > 0.01).any():
-        raise ValueError(
-            "visible_NM: got a mask that hides keys which p_BHNM attends to, wanted the mask P was made with"
-        )
+    return values | {"residual": residual_BH, "size": size_BH}

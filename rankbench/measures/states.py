@@ -163,11 +163,11 @@ def state_metrics(x_BND: Tensor, lengths_B: Tensor | None = None, floor_B: Tenso
     """Every metric in STATE_METRICS by column name, each of shape (B,).
 
     lengths_B: number of tokens of each sequence of a padded batch; absent tokens enter no metric. floor_B: the error of
-    each residual (rankbench.measures.rounding.floor_of). With it there are the columns STATE_FLOORS, without it
-    own_rounding, which ignores the error of computing X.
+    each residual (rankbench.measures.rounding.floor_of), for the columns STATE_FLOORS.
     """
     values = per_length(_values, x_BND, lengths_B)
-    return values if floor_B is None else with_floor(values, values["residual"], floor_B, "")
+    size_B = values.pop("size")
+    return values if floor_B is None else values | floor_columns(values["residual"], size_B, floor_B, "")
 
 
 def _values(x_BND: Tensor) -> dict[str, Tensor]:
@@ -177,7 +177,7 @@ def _values(x_BND: Tensor) -> dict[str, Tensor]:
     for sequences in x_BND.split(max(1, at_a_time // x_BND[:1].numel())) if len(x_BND) else [x_BND]:
         states = States.of(sequences)
         parts.append({name: formula(states) for name, formula in STATE_METRICS.items()})
-        parts[-1]["own_rounding"] = torch.finfo(x_BND.dtype).eps * states.whole.composite_norm_B
+        parts[-1]["size"] = states.whole.composite_norm_B
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
@@ -225,12 +225,7 @@ def per_kind(compute: Callable[..., dict[str, Tensor]], kinds_BC: Tensor) -> dic
     return values
 
 
-def with_floor(values: dict[str, Tensor], residual: Tensor, floor: Tensor, prefix: str) -> dict[str, Tensor]:
-    """The values with the three columns of the noise floor in place of own_rounding."""
-    own = values[f"{prefix}own_rounding"]
-    size = own / torch.finfo(own.dtype).eps
-    columns = {name: value for name, value in values.items() if name != f"{prefix}own_rounding"}
-    columns[f"{prefix}noise_floor"] = floor
-    columns[f"{prefix}relative_noise_floor"] = torch.where(size > 0, floor / size, math.nan)
-    columns[f"{prefix}below_floor"] = residual <= floor
-    return columns
+def floor_columns(residual: Tensor, size: Tensor, floor: Tensor, prefix: str) -> dict[str, Tensor]:
+    """STATE_FLOORS of matrices of this size."""
+    columns = (floor, torch.where(size > 0, floor / size, math.nan), residual <= floor)
+    return {f"{prefix}{name}": column for name, column in zip(STATE_FLOORS, columns, strict=True)}

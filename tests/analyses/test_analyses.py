@@ -20,6 +20,7 @@ from rankbench.analyses import Subject, paths, residual
 from rankbench.config.keys import typed
 from rankbench.measures.attention_matrices import attention_metrics
 from rankbench.measures.frozen_network import sums_by_length
+from rankbench.measures.norms import own_rounding
 from rankbench.measures.paths import all_paths, sums_of_groups
 from rankbench.measures.recomputed_network import RecomputedNetwork
 from rankbench.measures.states import state_metrics
@@ -480,7 +481,7 @@ def test_metrics_are_those_of_a_forward_pass_by_hand(make_subject, mask):
                 metrics = {name: value[:, 0] for name, value in attention_metrics(x[:, None], visible).items()}
             else:
                 metrics = state_metrics(x)
-            floor = metrics.pop("attention_own_rounding" if sublayer == "weights" else "own_rounding").mean().item()
+            floor = own_rounding(x).mean().item()
             prefix = "attention_" if sublayer == "weights" else ""
             # the rounding of a few layers, with its margin, is some ten times that of the state alone
             assert floor < row[f"{prefix}noise_floor"] < 1000 * floor and row[f"{prefix}below_floor"] == 0
