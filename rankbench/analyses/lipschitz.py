@@ -97,7 +97,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
             masked = contracted(layer._replace(seen_NM=seen_NM), options.layer, num_tokens)
             axes = {"weights": "fresh", "part": "attention", "layer": 0}
             axes |= {"attention": options.layer, "tokens": num_tokens}
-            bounds = {norm: of_networks.theorem(masked, num_tokens, norm) for norm in options.norms}
+            bounds = {norm: lipschitz_bounds.theorem(masked, num_tokens, norm) for norm in options.norms}
             rows += [axes | row for row in _constants(masked, num_tokens, options, bounds)]
             rows += [axes | row for row in _ascents(masked, num_tokens, options, generator)]
     columns = [*ROWS, *(BALLS if options.radii else ())]
@@ -129,9 +129,9 @@ def _constants(
             yield _row(norm, "theorem_printed", "estimate", printed)
         if layer.maps.w_q_HDK.shape[0] == layer.maps.w_q_HDK.shape[-1] == 1:
             if norm == "inf":
-                most = num_tokens if layer.seen_NM is None else int(layer.seen_NM.sum(-1).max())
                 value = lipschitz_bounds.one_dimension_inf(layer, num_tokens)
-                yield _row(norm, "one_dimension", "exact" if most % 2 else "bound", value)
+                kind = "exact" if layer.num_seen(num_tokens).max() % 2 else "bound"
+                yield _row(norm, "one_dimension", kind, value)
             elif layer.seen_NM is None:
                 yield _row(norm, "one_dimension", "bound", lipschitz_bounds.one_dimension_2(layer, num_tokens))
     if layer is None or layer.kind != "dot" or layer.seen_NM is not None or layer.has_biases:
@@ -235,7 +235,8 @@ def _rows_around_data(
     theorem = next(row["value"] for row in rows if of_theorem.items() <= row.items())
     for ball, norm in on_balls(network, states, options.radii, theorem, generator_for(seed, "balls")):
         at = of_network | {"radius": ball.radius}
-        yield at | _row("2", "certified_ball", "bound", ball.bound) | ball.largest_part
+        part = {"operation": ball.operation, "share": ball.share}
+        yield at | _row("2", "certified_ball", "bound", ball.bound) | part
         yield at | _row("2", "certified_ball", "lower_bound", norm)
 
 

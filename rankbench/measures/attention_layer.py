@@ -13,6 +13,7 @@ Shapes: B sequence, N query token, M key token, D width, E width as input, H hea
 import math
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -56,6 +57,10 @@ class AttentionLayer(NamedTuple):
     def has_biases(self) -> bool:
         """Whether queries or keys have a bias."""
         return bool(self.maps.b_q_HK.any() or self.maps.b_k_HK.any())
+
+    def num_seen(self, num_tokens: int) -> np.ndarray:
+        """The number of keys that each of this many queries sees."""
+        return np.full(num_tokens, num_tokens) if self.seen_NM is None else self.seen_NM.sum(-1).cpu().numpy()
 
     @property
     def a_HDD(self) -> Tensor:

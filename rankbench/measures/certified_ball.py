@@ -67,11 +67,6 @@ class BallBound(NamedTuple):
     operation: str
     share: float
 
-    @property
-    def largest_part(self) -> dict[str, str | float]:
-        """Operation and share by their names."""
-        return {"operation": self.operation, "share": self.share}
-
 
 class CertifiedBall:
     """The bound of one network around one sequence x_ND, for any number of radii."""

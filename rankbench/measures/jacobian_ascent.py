@@ -247,8 +247,6 @@ def row_of_width_1(layer: AttentionLayer, x_BN1: Tensor) -> tuple[Tensor, Tensor
 
 def mirrored(x_BN1: Tensor, token: int) -> Tensor:
     """Each token at its distance from the given one, on alternate sides in the order of the distances."""
-    if x_BN1.shape[-1] != 1:
-        raise ValueError(f"mirror: tokens of width 1 have two sides, got width {x_BN1.shape[-1]}")
     centre_B11 = x_BN1[:, token : token + 1]
     distance_BN = (x_BN1 - centre_B11).abs()[..., 0]
     order_BN = distance_BN.argsort(-1).argsort(-1)  # 0 is the given token itself

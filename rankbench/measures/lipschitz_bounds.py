@@ -28,17 +28,16 @@ def inverse_phi_of(num_keys: np.ndarray) -> np.ndarray:
     return np.array([inverse_phi(int(number)) for number in num_keys])
 
 
-def _seen_by_each(layer: AttentionLayer, num_tokens: int) -> np.ndarray:
-    """n_i, the number of keys that each query sees; ValueError for a layer that the theorem does not cover."""
-    if layer.kind != "l2":
-        raise ValueError("dot-product attention is not Lipschitz (Kim et al., Theorem 3.1): it has no such bound")
-    if not layer.tied:
-        raise ValueError("L2 attention is Lipschitz if W^Q = W^K (Kim et al., Lemma F.1); these differ")
-    if layer.seen_NM is None:
-        return np.full(num_tokens, num_tokens)
-    if not layer.seen_NM.diagonal().all():
-        raise ValueError("a query does not see its own key, which the proof of Lemma F.2 rests on")
-    return layer.seen_NM.sum(-1).cpu().numpy()
+def theorem(layer: AttentionLayer | None, num_tokens: int, p: str) -> float:
+    """Bound on Lip_p of attention on this many tokens: Kim et al., Theorem 3.2 as proved; infinite without one.
+
+    Lemma F.1 rests on W^Q = W^K, and the proof of Lemma F.2 on each query seeing its own key.
+    """
+    if layer is None or layer.kind == "dot" or not layer.tied:
+        return np.inf
+    if layer.seen_NM is not None and not layer.seen_NM.diagonal().all():
+        return np.inf
+    return (theorem_inf if p == "inf" else theorem_2)(layer, num_tokens)
 
 
 def theorem_inf(layer: AttentionLayer, num_tokens: int) -> float:
@@ -47,7 +46,7 @@ def theorem_inf(layer: AttentionLayer, num_tokens: int) -> float:
     (4 phi^-1(N - 1) + 1/s) max_h ||W^Q||_inf ||W^Q^T||_inf  max_h ||W^V^T||_inf  ||W^O^T||_inf, divided by the divisor.
     N is the largest number of keys that a query sees.
     """
-    inverse = inverse_phi(int(_seen_by_each(layer, num_tokens).max()))
+    inverse = inverse_phi(int(layer.num_seen(num_tokens).max()))
     w = layer.maps
     return l2_bound_inf(w.w_q_HDK, w.w_v_HDK, w.w_o_HKD, inverse).item() / layer.divisor
 
@@ -60,7 +59,7 @@ def theorem_2(layer: AttentionLayer, num_tokens: int, *, printed: bool = False) 
     theorem. That is not a bound: it fails for ||W^Q|| > 1.
     """
     w = layer.maps
-    rows = np.linalg.norm(4 * inverse_phi_of(_seen_by_each(layer, num_tokens)) + 1)
+    rows = np.linalg.norm(4 * inverse_phi_of(layer.num_seen(num_tokens)) + 1)
     heads = (spectral_norm(w.w_q_HDK) ** (2 if printed else 4) * spectral_norm(w.w_v_HDK) ** 2).sum().sqrt()
     of_maps = heads * spectral_norm(w.w_o_HKD.flatten(0, 1))
     return float(rows) / layer.scale * of_maps.item() / layer.divisor
@@ -86,8 +85,6 @@ def cosine_bound(maps: HeadMaps, tau: float, epsilon: float, num_tokens: int, p:
 def _maps_of_width_1(layer: AttentionLayer) -> tuple[Tensor, Tensor, Tensor]:
     """W^Q, W^V and W^O of the one head, (D,) each."""
     w = layer.maps
-    if w.w_q_HDK.shape[0] != 1 or w.w_q_HDK.shape[-1] != 1:
-        raise ValueError(f"these constants are for one head of width 1, got w_q_HDK of {tuple(w.w_q_HDK.shape)}")
     return w.w_q_HDK[0, :, 0], w.w_v_HDK[0, :, 0], w.w_o_HKD[0, 0]
 
 
@@ -107,7 +104,7 @@ def one_dimension_inf(layer: AttentionLayer, num_tokens: int) -> float:
     as at -sqrt(u) make m = 0 and attain it.
     """
     w_q_D, w_v_D, w_o_D = _maps_of_width_1(layer)
-    base = 1 + 4 * scipy.special.lambertw((_seen_by_each(layer, num_tokens).max() - 1) * math.exp(-1.5)).real
+    base = 1 + 4 * scipy.special.lambertw((layer.num_seen(num_tokens).max() - 1) * math.exp(-1.5)).real
     factor = (w_q_D @ w_v_D).abs() * w_o_D.abs().max() * w_q_D.abs().sum() / layer.divisor
     return float(base) * factor.item()
 
@@ -124,9 +121,7 @@ def one_dimension_2(layer: AttentionLayer, num_tokens: int) -> float:
     the k-th on a side P_ij d^2 <= d^2 e^-d^2 / (1 + k e^-d^2) <= phi^-1(k)/k. Both sums are largest for even sides.
     """
     w_q_D, w_v_D, w_o_D = _maps_of_width_1(layer)
-    if layer.seen_NM is not None:
-        raise ValueError("this bound counts the tokens between two; with a mask they may not be seen")
-    largest = inverse_phi(int(_seen_by_each(layer, num_tokens)[0]))
+    largest = inverse_phi(num_tokens)
     sides = [np.arange(1, side + 1) for side in ((num_tokens - 1) // 2, num_tokens // 2)]
     columns = sum((1 / (k + 1)).sum() for k in sides)
     distances = sum((inverse_phi_of(k + 1) / k).sum() for k in sides)
@@ -141,8 +136,6 @@ def dot_ball_2(layer: AttentionLayer, num_tokens: int, radius: float, *, castin:
     c^2), with lambda_max(Cov) and tr(Cov) at most R^2. castin: with 4N + 1 for N + 1, Castin et al. 2024, How smooth is
     attention?, Theorem 3.3.
     """
-    if layer.kind != "dot" or layer.seen_NM is not None or layer.has_biases:
-        raise ValueError("the bound on a ball is for dot-product attention without masks and biases")
     factor = (4 if castin else 1) * num_tokens + 1
     inner_H = (spectral_norm(layer.a_HDD).square() * radius**4 * factor + num_tokens).sqrt()
     return (math.sqrt(3) * spectral_norm(layer.values_HDD) * inner_H).sum().item()
@@ -167,14 +160,6 @@ def softmax_ball_2(layer: AttentionLayer, num_tokens: int, radius: float) -> flo
     root = math.sqrt(num_tokens)
     inner_H = root + layer.slope * (a_H * radius**2 + root * radius * pulled_H)
     return (inner_H * spectral_norm(layer.values_HDD)).sum().item()
-
-
-def longest_output(layer: AttentionLayer, radius: float, bias_D: Tensor) -> float:
-    """Bound on the length of an output token while every ||x_i||_2 <= radius: a row of P averages the tokens.
-
-    bias_D: the bias of every output token, which is the values' biases through W^O plus the output's own.
-    """
-    return (radius * spectral_norm(layer.values_HDD).sum() + bias_D.norm()).item()
 
 
 def norm_bound(width: int, weight: Tensor | None, largest_scale: float, p: str, centred: bool) -> float:

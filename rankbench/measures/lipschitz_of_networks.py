@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from rankbench.measures import lipschitz_bounds
 from rankbench.measures.attention_layer import AttentionLayer
 from rankbench.measures.dong_theory import ACTIVATION_LIPSCHITZ
-from rankbench.measures.norms import frobenius_norm
+from rankbench.measures.norms import frobenius_norm, spectral_norm
 from rankbench.model.attention import Heads, visible_keys
 from rankbench.model.mlp import MLP
 from rankbench.model.network import Network
@@ -54,20 +54,11 @@ def layer_of(attention: Heads, num_tokens: int) -> AttentionLayer | None:
     return AttentionLayer("l2" if attention.is_l2 else "dot", maps, seen_NM, divisor)
 
 
-def theorem(layer: AttentionLayer | None, num_tokens: int, p: str) -> float:
-    """Bound on Lip_p of attention on this many tokens (Kim et al., Theorem 3.2 as proved); infinite without one."""
-    if layer is None or layer.kind == "dot" or not layer.tied:
-        return np.inf
-    if layer.seen_NM is not None and not layer.seen_NM.diagonal().all():  # the proof needs each query to see itself
-        return np.inf
-    return (lipschitz_bounds.theorem_inf if p == "inf" else lipschitz_bounds.theorem_2)(layer, num_tokens)
-
-
 def attention_bound(attention: Heads, num_tokens: int, p: str) -> float:
     """Bound on Lip_p of a model's attention on this many tokens; infinite if none exists or none is known."""
     mix = attention.mix
     if attention.score_name != "cosine" or mix["identity"] or mix["uniform"] or attention.exclusive:
-        return theorem(layer_of(attention, num_tokens), num_tokens, p)
+        return lipschitz_bounds.theorem(layer_of(attention, num_tokens), num_tokens, p)
     w = attention.maps()
     maps = w._replace(w_o_HKD=w.w_o_HKD * mix["attention"])
     return lipschitz_bounds.cosine_bound(maps, 1 / attention.temperature, COSINE_EPSILON, num_tokens, p)
@@ -96,7 +87,7 @@ def _capped_attention(attention: Heads, num_tokens: int, cap: float) -> float:
     all_heads_DD = _with_norm(cap * abs(attention.mix["attention"]), w.w_o_HKD.flatten(0, 1))
     w_o_HKD = all_heads_DD.unflatten(0, w.w_o_HKD.shape[:2])
     maps = w._replace(w_q_HDK=w_q_HDK, w_k_HDK=w_q_HDK, w_v_HDK=w_v_HDK, w_o_HKD=w_o_HKD)
-    return theorem(layer._replace(maps=maps), num_tokens, "2")
+    return lipschitz_bounds.theorem(layer._replace(maps=maps), num_tokens, "2")
 
 
 def _with_norm(size: float, x: Tensor) -> Tensor:
@@ -156,8 +147,9 @@ def _part_on_ball(sublayer: AnySublayer, num_tokens: int, radius: float) -> tupl
     w = layer.maps
     bias_D = torch.einsum("hk,hkd->d", w.b_v_HK / layer.divisor, w.w_o_HKD) + w.b_o_D
     on_ball = lipschitz_bounds.softmax_ball_2(layer, num_tokens, radius)
-    everywhere = theorem(layer, num_tokens, "2")
-    return min(on_ball, everywhere), lipschitz_bounds.longest_output(layer, radius, bias_D)
+    everywhere = lipschitz_bounds.theorem(layer, num_tokens, "2")
+    longest = radius * spectral_norm(layer.values_HDD).sum() + bias_D.norm()  # a row of P averages the tokens
+    return min(on_ball, everywhere), longest.item()
 
 
 def _longest_normed(norm: Norm | None, radius: float) -> float:

@@ -16,13 +16,12 @@ import torch
 from breadth import some
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from local_bounds import local_2
 from shipped import options_of
 
 from rankbench.analyses import ANALYSES, Subject
 from rankbench.analyses import lipschitz as analysis
-from rankbench.measures import attention_layer, jacobian_ascent, lipschitz_of_networks
-from rankbench.measures.attention_layer import AttentionLayer, fresh_layer, push, rows_of_token, weights
+from rankbench.measures import attention_layer, jacobian_ascent, lipschitz_bounds, lipschitz_of_networks
+from rankbench.measures.attention_layer import AttentionLayer, push, rows_of_token, weights
 from rankbench.measures.jacobian_ascent import ascend, jacobian_norm, random_starts, row_of_width_1
 from rankbench.measures.lipschitz_bounds import (
     cosine_bound,
@@ -30,6 +29,7 @@ from rankbench.measures.lipschitz_bounds import (
     norm_bound,
     one_dimension_2,
     one_dimension_inf,
+    softmax_ball_2,
     theorem_2,
     theorem_inf,
 )
@@ -140,24 +140,6 @@ def test_layer_jacobian_and_derivative_are_those_of_the_definition(changes):
     torch.testing.assert_close(push(layer, x_BND, v_BND), pushed, **EXACT)
 
 
-def test_the_jacobian_is_the_papers_equations_27_and_28():
-    layer = random_layer(3, heads=1, width=3, head_width=3)
-    eye = torch.eye(3, dtype=torch.float64)
-    layer = layer._replace(maps=layer.maps._replace(w_v_HDK=eye[None], w_o_HKD=eye[None]))
-    x_ND = states(3, 1, 4, 3)[0]
-    p_NM = weights(layer, x_ND[None])[0, 0]
-    a = layer.maps.w_q_HDK[0] @ layer.maps.w_q_HDK[0].T / math.sqrt(3)
-    wanted = torch.zeros(4, 3, 4, 3, dtype=torch.float64)
-    for i, j in itertools.product(range(4), range(4)):
-        mean = p_NM[i] @ x_ND
-        wanted[i, :, j] = p_NM[i, j] * a
-        if i == j:
-            wanted[i, :, j] += 2 * a @ x_ND.T @ (p_NM[i].diag() - p_NM[i].outer(p_NM[i])) @ x_ND @ a
-        else:
-            wanted[i, :, j] += 2 * p_NM[i, j] * a @ (x_ND[j] - mean).outer(x_ND[i] - x_ND[j]) @ a
-    torch.testing.assert_close(jacobian(layer, x_ND[None])[0], wanted, **EXACT)
-
-
 @pytest.mark.parametrize("p", ["inf", "2"])
 def test_norms_of_jacobians_are_numpys(p, monkeypatch):
     layer, x_ND = random_layer(4), states(4, 1, 5, 4)[0]
@@ -228,19 +210,6 @@ def test_with_a_mask_n_is_the_number_of_keys_that_a_query_sees():
     assert theorem_2(layer, 6) == pytest.approx(math.sqrt(sum(row**2 for row in rows)), rel=1e-12)
 
 
-def test_what_has_no_bound_says_so():
-    with pytest.raises(ValueError, match="not Lipschitz"):
-        theorem_inf(random_layer(0, "dot"), 5)
-    with pytest.raises(ValueError, match="W\\^Q = W\\^K"):
-        theorem_2(random_layer(0, tied=False), 5)
-    with pytest.raises(ValueError, match="its own key"):
-        theorem_inf(random_layer(0)._replace(seen_NM=torch.ones(5, 5).triu(1) > 0), 5)
-    with pytest.raises(ValueError, match="one head of width 1"):
-        one_dimension_inf(random_layer(0), 5)
-    with pytest.raises(ValueError, match="tokens between"):
-        one_dimension_2(ones()._replace(seen_NM=torch.ones(5, 5).tril() > 0), 5)
-
-
 @every
 @given(
     st.integers(0, 10**6),
@@ -249,27 +218,15 @@ def test_what_has_no_bound_says_so():
     st.sampled_from(["none", "random"]),
     SIZES,
 )
-def test_local_certificates_hold_and_balls_do(seed, shape, kind_tied, mask, size):
+def test_bounds_on_balls_hold(seed, shape, kind_tied, mask, size):
     tokens, width, heads, head_width = shape
     layer = random_layer(seed, *kind_tied, width, heads, head_width, tokens, mask, bias=seed % 2 == 1)
     x_BND = states(seed, 4, tokens, width, size)
-    measured_B = norm_of(as_matrix(jacobian(layer, x_BND)), "2")
-    assert (measured_B <= local_2(layer, x_BND) * ROUNDING).all()
+    measured, radius = norm_of(as_matrix(jacobian(layer, x_BND)), "2").max().item(), x_BND.norm(dim=-1).max().item()
+    assert measured <= softmax_ball_2(layer, tokens, radius) * ROUNDING
     if kind_tied[0] == "dot" and mask == "none" and seed % 2 == 0:
-        radius = x_BND.norm(dim=-1).max().item()
         ours, castin = (dot_ball_2(layer, tokens, radius, castin=castin) for castin in (False, True))
-        assert measured_B.max().item() <= ours * ROUNDING and ours <= castin
-    elif kind_tied[0] == "dot":
-        with pytest.raises(ValueError, match="without masks and biases"):
-            dot_ball_2(layer._replace(seen_NM=torch.ones(tokens, tokens) > 0), tokens, 1.0)
-
-
-def test_a_local_certificate_is_tight_for_equal_tokens():
-    # all tokens equal: P is 1/N everywhere, its covariance 0, so ||J|| = ||P|| ||V|| = ||V||
-    layer, x_BND = random_layer(6, "dot", heads=1), states(6, 1, 1, 4).expand(1, 5, 4)
-    wanted = norm_of(layer.values_HDD[0], "2")
-    torch.testing.assert_close(local_2(layer, x_BND)[0], wanted, rtol=1e-6, atol=0)
-    torch.testing.assert_close(norm_of(as_matrix(jacobian(layer, x_BND)), "2")[0], wanted, **EXACT)
+        assert measured <= ours * ROUNDING and ours <= castin
 
 
 @every
@@ -319,12 +276,6 @@ def test_the_constant_for_p_inf_against_a_global_search(tokens):
         assert row_by_hand(at) == pytest.approx(bound, rel=1e-12)
     # the theorem is above it and less than twice as large
     assert bound < theorem_inf(ones(), tokens) < 2 * bound
-
-
-@every
-@given(st.lists(st.floats(-6, 6), min_size=1, max_size=12))
-def test_no_row_is_above_the_constant(others):
-    assert row_by_hand([0.0, *others]) <= one_dimension_inf(ones(), len(others) + 1) * ROUNDING
 
 
 @pytest.mark.parametrize("head_width_one", [(1, 3, 0), (4, 2, 1)], ids=str)
@@ -378,20 +329,6 @@ def test_mirroring_leaves_the_weights():
     mirrored = jacobian_ascent.mirrored(x_BN1, 0)
     torch.testing.assert_close(weights(ones(), mirrored)[:, 0, 0], weights(ones(), x_BN1)[:, 0, 0], **EXACT)
     assert ((mirrored - mirrored[:, :1]) > 0).sum(1).squeeze(-1).tolist() == [3, 3, 3]
-    with pytest.raises(ValueError, match="width 2"):
-        jacobian_ascent.mirrored(states(8, 3, 7, 2), 0)
-
-
-def test_under_ascent_dot_product_attention_grows_and_l2_does_not():
-    generator = torch.Generator().manual_seed(0)
-    starts = random_starts(3, 6, 2, 1.0, generator)
-    growth = {}
-    for kind in ("dot", "l2"):
-        layer = fresh_layer(kind, 2, 1, None, generator)
-        steps, values, _ = ascend(layer, starts, "inf", 200, 0.1, 50)
-        assert steps == [0, 50, 100, 150, 200]
-        growth[kind] = (values[-1].max() / values[2].max()).item()
-    assert growth["dot"] > 1.5 and growth["l2"] < 1.01
 
 
 # --- the analysis -----------------------------------------------------------------------------------------------------
@@ -600,8 +537,10 @@ def test_the_figures_show_every_quantity(make_subject, fresh_table):
     assert ratios[0] == ratios[1] > 2 * ratios[2]  # the whole network has one number of each kind
 
 
-def test_there_is_no_bound_where_a_query_does_not_see_itself(make_subject):
-    subject = make_subject(attention="l2", tied_qk=True, mask="others")
-    for block in subject.network.blocks:
-        layer = lipschitz_of_networks.layer_of(block.attention, 4)
-        assert lipschitz_of_networks.theorem(layer, 4, "inf") == lipschitz_of_networks.theorem(layer, 4, "2") == np.inf
+@pytest.mark.parametrize("p", ["inf", "2"])
+@pytest.mark.parametrize("changes", [{"attention": "dot"}, {"tied_qk": False}, {"mask": "others"}], ids=str)
+def test_there_is_no_bound_of_dot_products_of_untied_maps_and_where_a_query_does_not_see_itself(
+    make_subject, changes, p
+):
+    attention = make_subject(**{"attention": "l2", "tied_qk": True, **changes}).network.blocks[0].attention
+    assert lipschitz_bounds.theorem(lipschitz_of_networks.layer_of(attention, 4), 4, p) == np.inf
