@@ -597,12 +597,6 @@ def test_refused_and_nothing_written(folder, tmp_path, name, words, analysis, me
     assert not (tmp_path / "out").exists()
 
 
-def test_the_command_refuses_keys_of_networks_of_ours(folder, tmp_path):
-    words = ["model=pretrained", f"model.path={folder / 'bert'}", "model.layers=3", "analysis=[residual]", "out=out"]
-    assert "model.layers" in refused("analyze", *words, f"inputs={folder / 'texts.txt'}", at=tmp_path)
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.parametrize(
     "inputs, message",
     [
