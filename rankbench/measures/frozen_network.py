@@ -8,6 +8,7 @@ Shapes: B batch, N token, D width, H head, K head width or path length, F MLP wi
 
 import copy
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, Self
 
@@ -74,13 +75,10 @@ class FrozenSublayer:
         frozen = {name: None if x is None else x[sequences] for name, x in frozen.items()}
         return replace(self, **frozen)
 
-    def norm(self, x: Tensor, has_bias: bool) -> Tensor:
-        """The norm with frozen scale. x (T, B, N, D): terms; with has_bias the first one is the bias."""
-        return frozen_norm(x, self.sublayer.norm, self.scale_BN1, has_bias)
-
-    def branch_norm(self, x: Tensor, has_bias: bool) -> Tensor:
-        """The same for the norm after the part."""
-        return frozen_norm(x, self.sublayer.branch_norm, self.branch_scale_BN1, has_bias)
+    def norms(self, has_bias: bool) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
+        """The norm, and the one after the part, of terms (T, B, N, D); with has_bias the first one is the bias."""
+        norm = functools.partial(frozen_norm, self.sublayer.norm, self.scale_BN1, has_bias)
+        return norm, functools.partial(frozen_norm, self.sublayer.branch_norm, self.branch_scale_BN1, has_bias)
 
     @property
     def is_plain(self) -> bool:
@@ -100,18 +98,14 @@ class FrozenAttention(FrozenSublayer):
 
         There is one term more, because a path that takes a head is longer by one.
         """
-        plain = self.is_plain
-        return self.sublayer.apply(
-            terms_TBND,
-            part=self._mix_all_heads if plain else self._lengthened_heads,
-            norm=functools.partial(self.norm, has_bias=True),
-            add=self._skip_and_lengthen if plain else _add_longer,
-            branch_norm=functools.partial(self.branch_norm, has_bias=True),
-        )
+        norm, branch_norm = self.norms(has_bias=True)
+        if self.is_plain:
+            return self.sublayer.apply(terms_TBND, self._mix_all_heads, norm, self._skip_and_lengthen)
+        return self.sublayer.apply(terms_TBND, self._lengthened_heads, norm, _add_longer, branch_norm)
 
     def one_head(self, states_PBND: Tensor, choice: int) -> Tensor:
         """Path prefixes that take the skip (choice 0) or head `choice`, without biases."""
-        norm, branch_norm = (functools.partial(of_kind, has_bias=False) for of_kind in (self.norm, self.branch_norm))
+        norm, branch_norm = self.norms(has_bias=False)
         if choice == 0:
             streams = self.sublayer.streams
             if streams is None:
@@ -177,7 +171,7 @@ class FrozenMlp(FrozenSublayer):
 
     def mlp(self, x: Tensor, has_bias: bool) -> Tensor:
         """Terms or path prefixes after the MLP, computed in place if that saves a copy."""
-        norm, branch_norm = (functools.partial(of_kind, has_bias=has_bias) for of_kind in (self.norm, self.branch_norm))
+        norm, branch_norm = self.norms(has_bias)
         if not self.is_plain:
             part = functools.partial(self._frozen_mlp, has_bias=has_bias)
             return self.sublayer.apply(x, part, norm, weighted_sum, branch_norm)
@@ -258,13 +252,13 @@ class FrozenNetwork:
         """
         # term 0 is the bias; term 1 + k holds the paths of length k
         terms_TBND = torch.stack([torch.zeros_like(self.embedding_BND), self.embedding_BND])
-        terms_TBND = self.network.enter(terms_TBND, functools.partial(self.layers[0][0].norm, has_bias=True))
+        terms_TBND = self.network.enter(terms_TBND, self.layers[0][0].norms(has_bias=True)[0])
         for attention, mlps in self.layers:
             terms_TBND = attention.all_heads(terms_TBND)
             for mlp in mlps:
                 terms_TBND = mlp.mlp(terms_TBND, has_bias=True)
         terms_TBND = self.network.leave(terms_TBND)
-        terms_TBND = frozen_norm(terms_TBND, self.last_norm, self.last_scale_BN1, has_bias=True)
+        terms_TBND = frozen_norm(self.last_norm, self.last_scale_BN1, True, terms_TBND)
         return PathSums(terms_TBND[1:], terms_TBND[0], self.state_BND)
 
     @torch.no_grad()
@@ -288,17 +282,17 @@ class FrozenNetwork:
 
     def start(self, sequences: slice) -> Tensor:
         """The path of no layers: the embedded inputs, (B, N, D), or their streams."""
-        first = self.layers[0][0].at(sequences)
-        return self.network.enter(self.embedding_BND[sequences], functools.partial(first.norm, has_bias=False))
+        norm, _ = self.layers[0][0].at(sequences).norms(has_bias=False)
+        return self.network.enter(self.embedding_BND[sequences], norm)
 
     def finish(self, states_GBND: Tensor, sequences: slice) -> Tensor:
         """Leave the streams, and apply the frozen last norm of a pre-norm or peri-norm network."""
         states_GBND = self.network.leave(states_GBND)
         scale_BN1 = None if self.last_scale_BN1 is None else self.last_scale_BN1[sequences]
-        return frozen_norm(states_GBND, self.last_norm, scale_BN1, has_bias=False)
+        return frozen_norm(self.last_norm, scale_BN1, False, states_GBND)
 
 
-def frozen_norm(x: Tensor, norm: Norm | None, scale_BN1: Tensor | None, has_bias: bool) -> Tensor:
+def frozen_norm(norm: Norm | None, scale_BN1: Tensor | None, has_bias: bool, x: Tensor) -> Tensor:
     """Apply a norm, if there is one, with frozen scale to path prefixes or (has_bias) to terms, the first of which is
     the bias."""
     if norm is None or scale_BN1 is None:

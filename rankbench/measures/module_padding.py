@@ -33,7 +33,8 @@ def with_lengths(
     and absent keys must be the last: top-k attention and underflow can hide others. asked: present:<name> or
     absent:<name>, a mask that the user names.
     """
-    example, main = replace(example, main_input=main_input(heads)), main_input(heads)
+    main = heads[-1].queries_of
+    example = replace(example, main_input=main)
     if example.lengths_B is not None:
         return example, "lengths given with the inputs"
     if asked is not None:
@@ -59,8 +60,7 @@ def with_lengths(
         said.append("keys to which no query gives weight")
     if main not in hidden:
         known = [x.name for x in reading.inputs if x.name in KNOWN_MASKS and not x.is_touched and len(x.shape) == 2]
-        only = len([x for x in reading.inputs if x.is_touched]) <= 1
-        if known and only and len(known) == 1:
+        if len(known) == 1 and sum(x.is_touched for x in reading.inputs) <= 1:
             example = _by_mask(example, reading, known[0], KNOWN_MASKS[known[0]], main)
             said.append(f"{'present' if KNOWN_MASKS[known[0]] else 'absent'}:{known[0]}")
         elif main not in example.padding:
@@ -194,8 +194,3 @@ def tap_calls(
             waiting[key] = whole
 
     tap(module, see, *chunk.args, reading=reading, **chunk.kwargs)
-
-
-def main_input(heads: tuple[ReadCall, ...]) -> int | None:
-    """Number of the input whose tokens the last of these calls asks for."""
-    return heads[-1].queries_of if heads else None

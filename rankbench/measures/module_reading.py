@@ -264,29 +264,24 @@ def _few(example: Example) -> Example:
 
 def _target(reading: Reading, asked: Asked, name: str) -> Output:
     """The tensor that is measured: the one asked for, else last_hidden_state, else the first that is returned."""
-    names = [output.name for output in reading.outputs]
-    if asked.output is not None:
-        if asked.output not in names:
-            raise ConfigError(
-                f"output={asked.output}: {name} returns no such tensor{closest(asked.output, names)}; it returns "
-                f"{', '.join(names)}, or give the name of a submodule that returns a tensor of floats"
-            )
-        return _with_sequences(reading.outputs[names.index(asked.output)], name)
-    if not names:
+    outputs = {output.name: output for output in reading.outputs}
+    if asked.output is not None and asked.output not in outputs:
+        raise ConfigError(
+            f"output={asked.output}: {name} returns no such tensor{closest(asked.output, list(outputs))}; it returns "
+            f"{', '.join(outputs)}, or give the name of a submodule that returns a tensor of floats"
+        )
+    if not outputs:
         raise ConfigError(
             f"{name}: its output has no floating-point numbers; return its last states, or give output=<a submodule>"
         )
-    chosen = names.index("last_hidden_state") if "last_hidden_state" in names else 0
-    return _with_sequences(reading.outputs[chosen], name)
-
-
-def _with_sequences(output: Output, name: str) -> Output:
-    if not output.shape:
+    usual = "last_hidden_state" if "last_hidden_state" in outputs else next(iter(outputs))
+    target = outputs[usual if asked.output is None else asked.output]
+    if not target.shape:
         raise ConfigError(
-            f"{name}: {output.name} is one number for all sequences; return the last states, or give output="
+            f"{name}: {target.name} is one number for all sequences; return the last states, or give output="
             "<a submodule>"
         )
-    return output
+    return target
 
 
 def axes_or_default(axes: Axes | None, ndim: int, token_axis: int | None) -> Axes:

@@ -97,7 +97,8 @@ class RandomRounding(TorchDispatchMode):
             return operation(*args, **kwargs)
         if family is aten._to_copy:
             result = operation(*args, **kwargs)
-            return self._round_(result) if _is_float(result) and _is_coarser(result, args[0]) else result
+            is_coarser = _is_float(result) and torch.finfo(result.dtype).eps > torch.finfo(args[0].dtype).eps
+            return self._round_(result) if is_coarser else result
         if family in PRODUCTS:
             result, size = operation(*args, **kwargs), operation(*map(_size, args), **kwargs)
             return result if _is_whole(size) else self._add_noise_(result, size)
@@ -166,10 +167,6 @@ def _is_whole(x: Tensor) -> bool:
         return False
     first = x[(0,) * x.dim()] if x.numel() else x
     return bool((first == first.round()).all()) and bool((x == x.round()).all())
-
-
-def _is_coarser(x: Tensor, y: Tensor) -> bool:
-    return torch.finfo(x.dtype).eps > torch.finfo(y.dtype).eps
 
 
 def _size(x: Any) -> Any:

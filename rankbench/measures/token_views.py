@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from rankbench.config.schema import KINDS_OF_TOKENS
 
@@ -42,7 +43,9 @@ class View(NamedTuple):
             if is_sink_BN.any():
                 counted_BN = ~is_sink_BN if counted_BN is None else counted_BN & ~is_sink_BN
         seen, kept_B = counted_first(counted_BN)
-        return (lambda y_BND: _of_unit_length(seen(y_BND))) if self.name == "unit_length" else seen, kept_B
+        if self.name != "unit_length":
+            return seen, kept_B
+        return lambda y_BND: normalize(seen(y_BND), dim=-1, eps=torch.finfo(y_BND.dtype).tiny), kept_B
 
 
 def counted_first(counted_BN: Tensor | None) -> tuple[Callable[[Tensor], Tensor], Tensor | None]:
@@ -66,7 +69,3 @@ def sinks(x_BND: Tensor, counted_BN: Tensor | None, ratio: float) -> Tensor:
 def num_sinks(x_BND: Tensor, counted_BN: Tensor | None, ratio: float) -> Tensor:
     """Number of sink tokens in each sequence, (B,), in the state's dtype."""
     return sinks(x_BND, counted_BN, ratio).sum(1).to(x_BND.dtype)
-
-
-def _of_unit_length(x_BND: Tensor) -> Tensor:
-    return torch.nn.functional.normalize(x_BND, dim=-1, eps=torch.finfo(x_BND.dtype).tiny)
