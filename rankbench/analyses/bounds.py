@@ -114,7 +114,7 @@ def _rows(network: Network, inputs: Tensor, generator: torch.Generator) -> Itera
             if number:
                 layer = layers[number - 1]
                 before_B = residuals[number - 1]
-                falls_B = dong_theory.is_contractive(before_B, layer.coefficient_B, layer.skip, layer.lam_B)
+                falls_B = layer.bound(before_B) < before_B
                 row |= {"contractive": _mean(falls_B[before_B > -np.inf])}
                 row |= {"log10_beta": layer.beta, "log10_lambda": layer.lam_B.mean()}
             yield row
@@ -150,7 +150,7 @@ def _bounds(
     depths = range(network.num_layers + 1)
     first = residuals[0]
     if plain and not skips and mlps:
-        closed = [dong_theory.cor_3_2(beta, lam, heads, width, depth, first) for depth in depths]
+        closed = [dong_theory.thm_2_3(beta + lam, heads, width, depth, first) for depth in depths]
         yield "theorem", "Corollary 3.2", True, closed
     elif plain and not skips:
         closed = [dong_theory.thm_2_3(beta, heads, width, depth, first) for depth in depths]

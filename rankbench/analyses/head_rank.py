@@ -63,7 +63,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     common["angle_limit"] = amsel_theory.angle_limit(width, min(rank, width))
     if isinstance(task, NearestNeighbor) and bounded(model, task):
         for form in amsel_theory.FORMS:
-            common[f"bound_{form}"] = amsel_theory.lower_bound(task.dimension, rank, heads, form)[0]
+            common[f"bound_{form}"] = amsel_theory.lower_bound(task.dimension, rank, heads, form)
     return pd.DataFrame(rows).assign(**common)
 
 

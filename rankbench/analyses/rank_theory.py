@@ -62,7 +62,7 @@ def _bounds(options: Options) -> Iterator[dict]:
         if rank > dimension:
             continue
         for heads in sorted({*options.heads, *options.votes}):
-            bound, _ = theory.lower_bound(dimension, rank, heads, form)
+            bound = theory.lower_bound(dimension, rank, heads, form)
             yield _row("error", f"bound_{form}", "formula", dimension, rank, heads, bound)
         for error in options.errors:
             fewest = theory.fewest_heads(dimension, rank, error, form)

@@ -54,8 +54,8 @@ def _spectrum(dimension: int, degrees: int) -> tuple[list[int], list[int], np.nd
     return odd, numbers, np.array(shares)
 
 
-def lower_bound(dimension: int, rank: int, heads: int, form: str, degrees: int = DEGREES) -> tuple[float, float]:
-    """(bound, width): H heads of rank r have an error of at least `bound`; the whole series adds at most `width`.
+def lower_bound(dimension: int, rank: int, heads: int, form: str, degrees: int = DEGREES) -> float:
+    """The least error of H heads of rank r.
 
     L / 2 with L = sum over odd l of eta_l^2 max(0, N(d, l) - H M(d, l)). Terms up to `degrees` are added. Of the rest,
     1 - sum eta_l^2 N in total, heads can take at most the share H M / N of the first degree that is left out, since
@@ -72,22 +72,21 @@ def lower_bound(dimension: int, rank: int, heads: int, form: str, degrees: int =
     seen = (3 if form == "any" else 1) * math.comb(rank_of_power + highest - 1, highest)
     falls = rank_of_power < dimension
     of_rest = min(1.0, heads * seen / num_harmonics(dimension, following)) if falls else 1.0
-    bound = max(0.0, float(1.0 - taken - rest * of_rest)) / 2
-    return bound, max(0.0, float(1.0 - taken)) / 2 - bound
+    return max(0.0, float(1.0 - taken - rest * of_rest)) / 2
 
 
 def fewest_heads(dimension: int, rank: int, error: float, form: str) -> float:
     """The smallest H whose lower bound is at most `error`; fewer heads cannot reach it. inf beyond 10^300."""
-    if lower_bound(dimension, rank, 1, form)[0] <= error:
+    if lower_bound(dimension, rank, 1, form) <= error:
         return 1
     low, high = 1, 2
-    while lower_bound(dimension, rank, high, form)[0] > error:
+    while lower_bound(dimension, rank, high, form) > error:
         low, high = high, high * 2
         if high > 10**300:
             return math.inf
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if lower_bound(dimension, rank, middle, form)[0] > error else (low, middle)
+        low, high = (middle, high) if lower_bound(dimension, rank, middle, form) > error else (low, middle)
     return high
 
 

@@ -37,19 +37,11 @@ def attention_coefficient(log10_beta: ArrayLike, heads: int, width_qk: int) -> n
 def thm_2_3(log10_beta: ArrayLike, heads: int, width_qk: int, layers: int, log10_residual: ArrayLike) -> np.ndarray:
     """Attention alone: (4 beta H / sqrt d)^((3^L - 1)/2) ||res(X)||^(3^L). Theorem 2.3; heads=1: Theorem 2.2.
 
-    Misprints: Theorem 2.2 writes W_V for what is W_V W_O here; Cor. 2.2 of the appendix drops it from beta.
+    With beta lambda for beta also attention and MLPs: Cor. 3.2, printed as Theorem 3.2 in the appendix; lambda is the
+    largest factor over layers by which an MLP can stretch ||Y - 1 y^T||_{1,inf}. Misprints: Theorem 2.2 writes W_V for
+    what is W_V W_O here; Cor. 2.2 of the appendix drops it from beta.
     """
     return _cubed_again_and_again(attention_coefficient(log10_beta, heads, width_qk), layers, log10_residual)
-
-
-def cor_3_2(
-    log10_beta: ArrayLike, log10_lambda: ArrayLike, heads: int, width_qk: int, layers: int, log10_residual: ArrayLike
-) -> np.ndarray:
-    """Attention and MLPs: Theorem 2.3 with beta lambda for beta; Cor. 3.2, printed as Theorem 3.2 in the appendix.
-
-    lambda: the largest factor over layers by which an MLP can stretch ||Y - 1 y^T||_{1,inf}.
-    """
-    return thm_2_3(np.add(log10_beta, log10_lambda), heads, width_qk, layers, log10_residual)
 
 
 def cor_3_1(log10_beta: ArrayLike, heads: int, width_qk: int, layers: int, log10_residual: ArrayLike) -> np.ndarray:
@@ -71,21 +63,12 @@ def layer_bound(
     """One layer with its own constants: lambda (a r + c r^3), a = |skip scale|, c = attention_coefficient.
 
     Lemma A.2 (a = 0, lambda = 1), eq. 23 for skips (a = 1), sec. A.6 for MLPs (a = 0). The paper has no
-    bound for skips with MLPs; the two bounds in turn give this one, with the MLP's own skip in lambda.
+    bound for skips with MLPs; the two bounds in turn give this one, with the MLP's own skip in lambda. Without skips it
+    contracts where (4 beta H lambda / sqrt d) r^2 < 1; the paper states 4 beta H < sqrt d (sec. 2.3) for "all inputs of
+    small residual" (sec. 2.2), but scaling X scales the residual and leaves beta as it is.
     """
     cubed = np.add(log10_coefficient, 3 * np.asarray(log10_residual, dtype=float))
     return np.add(log10_lambda, np.logaddexp(cubed * LN10, _log(skip) + np.multiply(log10_residual, LN10)) / LN10)
-
-
-def is_contractive(
-    log10_residual: ArrayLike, log10_coefficient: ArrayLike, skip: float = 0.0, log10_lambda: ArrayLike = 0.0
-) -> np.ndarray:
-    """Whether a layer's bound is below its input's residual; without skips (4 beta H lambda / sqrt d) r^2 < 1.
-
-    The paper states 4 beta H < sqrt d (sec. 2.3) for "all inputs of small residual" (sec. 2.2). Only the product
-    matters, because scaling X scales the residual and leaves beta as it is.
-    """
-    return layer_bound(log10_residual, log10_coefficient, skip, log10_lambda) < log10_residual
 
 
 def diameter_layer(

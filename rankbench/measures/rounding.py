@@ -261,12 +261,8 @@ def floor_of_distances(
 ) -> Tensor:
     """Floor of P's distance to a fixed matrix, ||P - Q||_F / sqrt(N) with N the queries that count, (B, H): no such
     distance changes by more than P does."""
-
-    def size_of_rows(p_BHNM: Tensor) -> Tensor:
-        """Root mean square of the Euclidean norms of the rows, (B, H)."""
-        return frobenius_norm(p_BHNM) / p_BHNM.shape[-2] ** 0.5
-
-    return _largest(p_BHNM, perturbed, partial(of_queries, size_of_rows, lengths_B=lengths_B, counted_BN=counted_BN))
+    size = partial(of_queries, lambda p: frobenius_norm(p) / p.shape[-2] ** 0.5)
+    return _largest(p_BHNM, perturbed, partial(size, lengths_B=lengths_B, counted_BN=counted_BN))
 
 
 def of_queries(

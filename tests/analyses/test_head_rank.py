@@ -241,7 +241,7 @@ def test_bounds_stand_where_they_apply_and_heads_are_above_them(network, model_c
     model = network(heads=3, head_width=1, value_width=4, **alone)
     table = head_rank.table(subject_of(task, {"initialised": model}), OPTIONS)
     for form in theory.FORMS:
-        assert (table[f"bound_{form}"] == theory.lower_bound(4, 1, 3, form)[0]).all()
+        assert (table[f"bound_{form}"] == theory.lower_bound(4, 1, 3, form)).all()
     assert table[table.of == "network"].error.min() > table.bound_any.iloc[0]
     for changes in ({"mask": "none"}, {"layers": 2}, {"skip": True}):
         other = network(heads=3, head_width=1, value_width=4, **{**alone, **changes})

@@ -51,17 +51,6 @@ def test_theorems_2_2_and_2_3_are_the_lemma_again_and_again(beta, residual, head
 
 
 @every
-@given(logs, logs, logs, sizes, sizes, st.integers(1, 5))
-def test_corollary_3_2_multiplies_every_layer_by_lambda(beta, lam, residual, heads, width, layers):
-    with mpmath.workdps(60):
-        bound = big(residual)
-        for _ in range(layers):
-            bound = big(lam) * 4 * big(beta) * heads / mpmath.sqrt(width) * bound**3
-        got = dong_theory.cor_3_2(beta, lam, heads, width, layers, residual)
-        assert got == pytest.approx(log10_of(bound), **CLOSE)
-
-
-@every
 @given(logs, st.floats(-5, 5), sizes, sizes, st.integers(1, 5))
 def test_corollary_3_1_is_the_largest_of_all_orders_of_cubing_and_doubling(beta, residual, heads, width, layers):
     with mpmath.workdps(60):
@@ -83,21 +72,6 @@ def test_a_layer_is_lambda_times_skip_and_cube(residual, coefficient, lam, skip)
         wanted = big(lam) * (abs(skip) * big(residual) + big(coefficient) * big(residual) ** 3)
         got = dong_theory.layer_bound(residual, coefficient, skip, lam)
         assert got == pytest.approx(log10_of(wanted), **CLOSE)
-
-
-@every
-@given(logs, logs, sizes, sizes)
-def test_contraction_is_of_the_product_of_beta_and_the_squared_residual(beta, residual, heads, width):
-    """The paper's 4 beta H < sqrt d says nothing without the residual."""
-    product = math.log10(4 * heads / math.sqrt(width)) + beta + 2 * residual
-    if abs(product) < 1e-9:
-        return
-    coefficient = dong_theory.attention_coefficient(beta, heads, width)
-    assert dong_theory.is_contractive(residual, coefficient) == (product < 0)
-    falls = dong_theory.thm_2_3(beta, heads, width, 3, residual) < dong_theory.thm_2_3(beta, heads, width, 2, residual)
-    assert falls == (product < 0)
-    # the bound with skips never contracts; a cube below 1e-16 of the residual rounding leaves to either side
-    assert product < -10 or not dong_theory.is_contractive(residual, coefficient, skip=1.0)
 
 
 def test_bounds_of_deep_networks_end_at_infinity_and_not_at_nan():
