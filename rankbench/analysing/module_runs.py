@@ -12,28 +12,23 @@ from rankbench.tasks.task import score
 
 
 @torch.no_grad()
-def check_runs(subject: Subject, is_read: bool = True) -> None:
-    """ConfigError if a module does not run on its inputs; and, if it is read, has no attention, fails on some of the
-    sequences, or returns what the targets do not fit."""
-    if not is_read:
-        for module in subject.modules.values():
-            with _told(subject, f"does not run on inputs={subject.who['task']}"):
-                subject.example.run(module)
-        return
-    with _told(subject, f"does not run on inputs={subject.who['task']}"):
+def check_runs(subject: Subject) -> None:
+    """ConfigError if a module does not run on its inputs, has no attention, fails on some of the sequences, or returns
+    what the targets do not fit."""
+    with told(subject.run, f"does not run on inputs={subject.who['task']}"):
         reads = subject.reads
     for read in reads.values():
         begin = 0
         for chunk in read.example.split(SEQUENCES_AT_A_TIME):
             end = begin + chunk.num_sequences
-            with _told(subject, f"does not run on sequences {begin + 1} to {end} of inputs={subject.who['task']}"):
+            with told(subject.run, f"does not run on sequences {begin + 1} to {end} of inputs={subject.who['task']}"):
                 result = chunk.run(read.module)
             begin = end
             if chunk.targets is None or read.upto is not None:
                 continue
             output = read.arranged(read.choose(result))
-            with _told(
-                subject,
+            with told(
+                subject.run,
                 f"its targets of shape {tuple(chunk.targets.shape)} do not fit its output of shape "
                 f"{tuple(output.shape)}, which {read.target.name} is",
             ):
@@ -41,7 +36,7 @@ def check_runs(subject: Subject, is_read: bool = True) -> None:
 
 
 @contextmanager
-def _told(subject: Subject, what: str) -> Iterator[None]:
+def told(model: str, what: str) -> Iterator[None]:
     """Turn whatever a module raises into one line."""
     try:
         yield
@@ -52,4 +47,4 @@ def _told(subject: Subject, what: str) -> Iterator[None]:
         hint = "HYDRA_FULL_ERROR=1 shows where"
         if "_grouped_mm" in reason or "grouped_gemm" in reason or "mat_a" in reason:
             hint = "experts of this kind need precision=fp32, or the library's eager experts"
-        raise ConfigError(f"model={subject.run}: {what} ({reason[:300]}); {hint}") from error
+        raise ConfigError(f"model={model}: {what} ({reason[:300]}); {hint}") from error

@@ -21,7 +21,6 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from os import PathLike
@@ -35,7 +34,7 @@ from torch.optim import Optimizer
 
 from rankbench import plots
 from rankbench.analyses import Subject
-from rankbench.analysing.module_runs import check_runs
+from rankbench.analysing.module_runs import told
 from rankbench.config.keys import ConfigError, check_known, refuse_null_byte
 from rankbench.model.undisturbed import changed_by, hooked, undisturbed
 from rankbench.observing.folder import STEPS, Table, begin, check_folder, config_of, identity, observed_steps
@@ -101,7 +100,10 @@ def observe(
         {"out": (out, str | PathLike | None), "name": (name, str | None)}
         | {"task": (task, str), "measures": (measures, list | tuple), "stop": (stop, list | tuple)},
     )
-    _check_names(measures, stop)
+    check_known("measures", measures, MEASURES)
+    check_known("stop", stop, list(SIGNS))
+    if stop and "states" not in measures:
+        raise ConfigError(f"observe: stop={list(stop)}: is read off the states; add states to measures")
     folder = OUTPUTS / "observe" / f"{datetime.now():%Y-%m-%d_%H-%M-%S-%f}" if out is None else Path(out)
     subject = subject_of(model, inputs, sequences, folder.resolve().name, seed, name or type(model).__name__, task)
     optimizer = None if optimizer is None else _counted(optimizer)
@@ -130,14 +132,6 @@ def _check_arguments(numbers: dict[str, tuple[Any, int]], texts: dict[str, tuple
             kind = kinds.get(key, "a text")
             raise ConfigError(f"observe: {key}={text}: is a {type(text).__name__}; give {kind}")
         refuse_null_byte(key, text)
-
-
-def _check_names(measures: Sequence[str], stop: Sequence[str]) -> None:
-    """ConfigError for an unknown measure or sign, and for signs without the states that they are read off."""
-    check_known("measures", measures, MEASURES)
-    check_known("stop", stop, list(SIGNS))
-    if stop and "states" not in measures:
-        raise ConfigError(f"observe: stop={list(stop)}: is read off the states; add states to measures")
 
 
 def _counted(optimizer: Any) -> Optimizer:
@@ -171,16 +165,16 @@ class Observer:
         measures: tuple,
         step: int | None,
         hooks: bool,
-        stop: tuple[str, ...] = (),
+        stop: tuple[str, ...],
     ) -> None:
         self._began = time.perf_counter()
         (self.model,) = subject.modules.values()
         self.folder, self.subject, self.every, self._stop = folder, subject, every, stop
-        config = config_of(subject, self.model, every)
-        check_folder(self.folder, config)
+        check_folder(self.folder, config := config_of(subject, self.model, every))
         with changed_by(self.model) as changed, undisturbed(self.model, hooks):
             for _ in range(2):  # a model may run once and never again
-                check_runs(replace(subject, run=str(subject.who["model"])), is_read=False)
+                with told(str(subject.who["model"]), f"does not run on inputs={subject.who['task']}"):
+                    subject.example.run(self.model)
         self._undisturbed = partial(undisturbed, self.model, hooks, changed)
         with self._undisturbed():
             self._parts = rows_by_table(self.model, subject.example, measures, subject.seed)
@@ -200,17 +194,19 @@ class Observer:
             self._process, self._lock = os.getpid(), identity(self.folder / ".lock")
             observed, made = observed_steps(self.folder)
             self.num_steps = made if step is None else step
-            self._kept = max((past for past in observed if past <= self.num_steps), default=-1)
+            # the last step whose rows stay, and the last that was measured
+            self._kept = self._measured = max((past for past in observed if past <= self.num_steps), default=-1)
             self._files: dict[str, Table] = {}
             if max(observed, default=-1) > self.num_steps:
                 log.warning("%s: rows after step %d are dropped", self.folder, self.num_steps)
             begin(self.folder, config, subject.example.tensors[0].device)
-            self._triage = Triage(self._looks_before())
+            self._triage = Triage()
+            if (self.folder / f"{STATES}.csv").exists():
+                looks = Run(self.folder).table(STATES)
+                self._triage.look_again(looks[looks.step <= self._kept])
             self._write_summary("running")
-            self._seconds_measuring, self._num_looks, self._underway = 0.0, 0, False
+            self._seconds_measuring, self._underway = 0.0, False
             self._failing: set[str] = set()  # what failed at the last look, which the log has said
-            self._measured = self._kept  # the last step that was measured
-            self._seconds_once = time.perf_counter() - self._began
             if not observed or self.num_steps % every == 0:
                 self.measure()
             self._underway = True
@@ -234,11 +230,6 @@ class Observer:
         else:  # a report shows it as interrupted: still running, but without a process
             self._end("running")
         return kind is Stopped
-
-    def _looks_before(self) -> pd.DataFrame | None:
-        """The rows of the states that a continued watch keeps; None if there are none."""
-        table = Run(self.folder).table(STATES) if (self.folder / f"{STATES}.csv").exists() else None
-        return None if table is None else table[table.step <= self._kept]
 
     def step(self) -> None:
         """Count a step of the training, and measure the model after each `every`-th. A watched optimiser calls this
@@ -292,7 +283,6 @@ class Observer:
             log.warning("%s: %s", self.folder, sentence)
         now = time.perf_counter()
         self._seconds_measuring += now - began
-        self._num_looks += 1
         # last, because this row says that the step is complete
         seconds = {"seconds": now - self._began, "seconds_measuring": now - began}
         self._add(STEPS, [{"every": self.every, **seconds}])
@@ -335,22 +325,18 @@ class Observer:
         """End the watch: unhook from the optimiser, draw the figures, and log the cost."""
         if not self._end("finished"):
             return
-        began = time.perf_counter()
+        seconds = time.perf_counter() - self._began
         try:
             self.draw()
         except Exception as error:
             self._warn("figures", "the figures are not drawn", error)
-        now = time.perf_counter()
-        self._seconds_once += now - began
-        share = self._seconds_measuring / max(began - self._began, 1e-9)
+        share = self._seconds_measuring / seconds
         enough = self.num_steps >= 2 * self.every  # the first measurement comes before any step
         log.log(
             logging.WARNING if share > COSTLY and enough else logging.INFO,
-            "%s: measuring took %.1f of %.1f seconds (%.1f %%) with every=%d, sequences=%d: %.3f at each of %d looks; "
-            "and %.1f once, to begin and to draw",
-            *(self.folder, self._seconds_measuring, began - self._began, 100 * share, self.every),
-            *(self.subject.example.num_sequences, self._seconds_measuring / max(self._num_looks, 1), self._num_looks),
-            self._seconds_once,
+            "%s: measuring took %.1f of %.1f seconds (%.1f %%) with every=%d, sequences=%d",
+            *(self.folder, self._seconds_measuring, seconds, 100 * share),
+            *(self.every, self.subject.example.num_sequences),
         )
 
     def _end(self, status: str) -> bool:

@@ -24,13 +24,15 @@ class Stopped(Exception):
 class Triage:
     """The looks of one watch so far. since: for each sign that counts, the step at which it was first seen."""
 
-    def __init__(self, before: pd.DataFrame | None = None) -> None:
+    def __init__(self) -> None:
         self.since: dict[str, int] = {}
         self._first_rank: float | None = None
         self._seen: dict[str, list[int]] = {sign: [] for sign in SIGNS}  # steps of the looks in a row
-        if before is not None:
-            for step, rows in before.groupby("step"):
-                self.look(int(step), rows.to_dict("records"))
+
+    def look_again(self, table: pd.DataFrame) -> None:
+        """Take in the rows of observed_states of the looks before this process."""
+        for step, rows in table.groupby("step"):
+            self.look(int(step), rows.to_dict("records"))
 
     def look(self, step: int, rows: Sequence[dict[str, Any]]) -> Iterable[str]:
         """Take in the rows of observed_states at one step; returns a sentence for each sign that counts from now on."""
