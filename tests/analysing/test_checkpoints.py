@@ -474,17 +474,24 @@ def test_kinds_of_texts_are_those_of_the_tokenizers_ids(folder):
     assert not a.equals(c) and not a.equals(plain["residual"][columns])
 
 
-def test_class_tokens_and_registers_of_images_can_be_left_out(tmp_path):
-    """Of the library's states: the class token, then two registers, then the four patches."""
-    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "mlp_ratio": 2}
+def seeing(folder, kind, **sizes):
+    """A tiny network of the library that reads images, saved in the folder; and the words that name it."""
+    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 12, **sizes}
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        config = transformers.Dinov2WithRegistersConfig(**sizes, image_size=8, patch_size=4, num_register_tokens=2)
-        model = transformers.Dinov2WithRegistersModel(config).eval()
-        pixels = torch.randn(3, 3, 8, 8)
-    model.save_pretrained(tmp_path / "dino")
+        config = getattr(transformers, f"{kind}Config")(**sizes)
+        model = getattr(transformers, f"{kind}Model")(config).eval()
+    model.save_pretrained(folder)
+    return model, ["model=pretrained", f"model.path={folder}"]
+
+
+def test_class_tokens_and_registers_of_images_can_be_left_out(tmp_path):
+    """Of the library's states: the class token, then two registers, then the four patches."""
+    sizes = {"image_size": 8, "patch_size": 4, "num_register_tokens": 2, "mlp_ratio": 2}
+    model, words = seeing(tmp_path / "dino", "Dinov2WithRegisters", **sizes)
+    pixels = torch.randn(3, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     np.save(tmp_path / "pixels.npy", pixels.numpy())
-    words = ["model=pretrained", f"model.path={tmp_path / 'dino'}", f"inputs={tmp_path / 'pixels.npy'}", "replicas=1"]
+    words += [f"inputs={tmp_path / 'pixels.npy'}", "replicas=1"]
     with torch.no_grad():
         states = model.double()(pixels.double(), output_hidden_states=True).hidden_states
     views = "analysis.residual.views=[all,without_registers]"
@@ -498,11 +505,8 @@ def test_class_tokens_and_registers_of_images_can_be_left_out(tmp_path):
 
 
 def test_without_pictures_those_of_a_photographs_spectrum_are_read(tmp_path):
-    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 12}
-    model = transformers.ViTModel(transformers.ViTConfig(**sizes, image_size=64, patch_size=16))
-    model.save_pretrained(tmp_path / "vit")
-    checkpoint = load_checkpoint(str(tmp_path / "vit"), 0)
-    cfg = compose("analyze", "model=pretrained", f"model.path={tmp_path / 'vit'}")
+    _, words = seeing(tmp_path / "vit", "ViT", image_size=64, patch_size=16)
+    checkpoint, cfg = load_checkpoint(str(tmp_path / "vit"), 0), compose("analyze", *words)
     pictures, targets = inputs_of(cfg, checkpoint)
     assert pictures.shape == (8, 3, 64, 64) and targets is None
     assert torch.equal(pictures, inputs_of(cfg, checkpoint)[0])
@@ -510,17 +514,14 @@ def test_without_pictures_those_of_a_photographs_spectrum_are_read(tmp_path):
     amplitudes = torch.fft.fft2(pictures.double()).abs().square().mean((0, 1)).sqrt()[0, 1:20]
     slope, _ = np.polyfit(np.log(np.arange(1, 20)), amplitudes.log().numpy(), 1)
     assert slope == pytest.approx(-1, abs=0.2)  # eight pictures: 1/sqrt(8) of each power, .055 of the slope
-    table = rankbench.analyze(["model=pretrained", f"model.path={tmp_path / 'vit'}"], "residual")["residual"]
+    table = rankbench.analyze(words, "residual")["residual"]
     assert set(table.task) == {"rankbench's own pictures"}
 
 
 @pytest.mark.parametrize(("kind", "size"), [("Dinov2", 224), ("ViT", 448)])
 def test_our_pictures_are_no_larger_than_they_must_be(tmp_path, kind, size):
-    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 448, "patch_size": 112}
-    config = getattr(transformers, f"{kind}Config")(**sizes)
-    getattr(transformers, f"{kind}Model")(config).save_pretrained(tmp_path / "seen")
-    cfg = compose("analyze", "model=pretrained", f"model.path={tmp_path / 'seen'}")
-    pictures, _ = inputs_of(cfg, load_checkpoint(str(tmp_path / "seen"), 0))
+    _, words = seeing(tmp_path / "seen", kind, image_size=448, patch_size=112)
+    pictures, _ = inputs_of(compose("analyze", *words), load_checkpoint(str(tmp_path / "seen"), 0))
     assert pictures.shape == (8, 3, size, size)  # a ViT takes its own size alone
 
 
@@ -542,12 +543,7 @@ def test_inputs_in_its_folder_are_what_a_checkpoint_reads(folder, tmp_path, suff
 
 @pytest.mark.further
 def test_a_folder_of_images_is_read_by_the_checkpoints_processor(tmp_path):
-    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 12}
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        config = transformers.ViTConfig(**sizes, image_size=8, patch_size=4)
-        model = transformers.ViTModel(config, add_pooling_layer=False)
-    model.save_pretrained(tmp_path / "vit")
+    _, words = seeing(tmp_path / "vit", "ViT", image_size=8, patch_size=4)
     reads = {"size": {"height": 8, "width": 8}, "image_mean": [0.4] * 3, "image_std": [0.2] * 3}
     settings = {"image_processor_type": "ViTImageProcessor", "do_resize": True, "do_normalize": True, **reads}
     (tmp_path / "vit" / "preprocessor_config.json").write_text(json.dumps(settings))
@@ -556,7 +552,6 @@ def test_a_folder_of_images_is_read_by_the_checkpoints_processor(tmp_path):
     for number, image in enumerate(pixels):
         Image.fromarray(image).save(tmp_path / "images" / f"{number}.png")
     np.save(tmp_path / "pixels.npy", ((pixels / 255 - 0.4) / 0.2).transpose(0, 3, 1, 2).astype(np.float32))
-    words = ["model=pretrained", f"model.path={tmp_path / 'vit'}"]
     by_folder, by_file = (
         rankbench.analyze([*words, f"inputs={tmp_path / name}"], "residual")["residual"].drop(columns="task")
         for name in ("images", "pixels.npy")

@@ -94,6 +94,11 @@ def ids():
     return torch.randint(11, (5, 7), generator=torch.Generator().manual_seed(1))
 
 
+def fresh(*words):
+    cfg = compose("analyze", *words)
+    return fresh_subjects(cfg, Machine.prepare(cfg))
+
+
 def next_token(ids):
     return torch.cat([ids[:, 1:], torch.full((len(ids), 1), -1)], 1)
 
@@ -232,8 +237,7 @@ def test_spectrum_of_a_network_of_ours_is_its_paths():
     everything = tables["paths"][tables["paths"].selection == "all"]
     assert spectrum.num_paths.tolist() == everything.num_paths.tolist()
     # the read-out's bias is a path of length 0 here, and none at all there
-    cfg = compose("analyze", *words)
-    for subject in fresh_subjects(cfg, Machine.prepare(cfg)):
+    for subject in fresh(*words):
         sums, model = sums_by_length(subject.network, subject.test.inputs), subject.network
         parts = F.linear(sums.by_length_KBND, model.read_out.weight)
         parts[0] += F.linear(sums.bias_BND, model.read_out.weight, getattr(model.read_out, "bias", None))
@@ -271,8 +275,7 @@ def test_residual_of_a_network_of_ours_seen_as_a_module():
     words = ["model.layers=3", "model.width=8", "model.heads=2", "task.length=5", "task.test_size=9"]
     words += ["task.train_size=9"]
     own = rankbench.analyze(words, "residual", variants=["full"], sequences=9)["residual"]
-    cfg = compose("analyze", *words)
-    (subject,) = fresh_subjects(cfg, Machine.prepare(cfg))
+    (subject,) = fresh(*words)
     seen = rankbench.analyze(InLayers(subject.network), subject.test.inputs, "residual", sequences=9)["residual"]
     seen = seen[seen.view == "all"]
     ours = own[own.sublayer.isin(["input", "mlp"])]
@@ -318,8 +321,7 @@ def test_attention_of_heads_side_by_side(language, ids):
 @pytest.mark.parametrize("gain", [1.0, 1e-9])
 def test_attention_has_the_floors_of_the_residual_of_its_weights(gain):
     """Of queries and keys of 1e-9, whose attention is uniform but for rounding, the same heads are below them."""
-    cfg = compose("analyze", "model=san_skip", "model.layers=2", "model.width=8", "model.heads=2", "task.length=5")
-    (subject,) = fresh_subjects(cfg, Machine.prepare(cfg))
+    (subject,) = fresh("model=san_skip", "model.layers=2", "model.width=8", "model.heads=2", "task.length=5")
     for sublayer in subject.network.sublayers:
         sublayer.part.qkv.weight.data[:16] *= gain
     options = ANALYSES["residual"].options(sequences=9, variants=["full"], views=None, sink_ratio=10.0)
@@ -335,8 +337,7 @@ def test_attention_has_the_floors_of_the_residual_of_its_weights(gain):
 def test_sequences_to_which_a_head_gives_no_weights_have_no_relative_floor():
     """ReLU gives none where all scores are negative, and the floor over such a P, which is zero, was infinite."""
     words = ["model=relu", "model.layers=1", "model.width=4", "model.heads=2", "model.positions=none", "task.length=5"]
-    cfg = compose("analyze", *words)
-    (subject,) = fresh_subjects(cfg, Machine.prepare(cfg))
+    (subject,) = fresh(*words)
     qkv = subject.network.attentions[0].qkv
     qkv.bias.data.zero_()
     qkv.weight.data[4:8] = qkv.weight.data[:4]  # so scores of equal letters are squares
@@ -354,8 +355,7 @@ def test_sequences_to_which_a_head_gives_no_weights_have_no_relative_floor():
 def test_attention_shows_the_same_matrix_where_the_network_would_fuse_it(name):
     """What multiplies the values includes their gains. Heads of width 1 are fused in a plain forward pass."""
     words = [f"model={name}", "model.layers=1", "model.width=4", "model.heads=4", "task.length=5", "task.test_size=9"]
-    cfg = compose("analyze", *words, "precision=fp64")
-    (subject,) = fresh_subjects(cfg, Machine.prepare(cfg))
+    (subject,) = fresh(*words, "precision=fp64")
     table = ANALYSES["attention"].table(subject, ANALYSES["attention"].options(sequences=9)).set_index("head")
     (step, *_) = run(subject.network, subject.test.inputs)
     row_sums_H = step.mixing_BHNM.detach().sum(-1).mean((0, 2))
@@ -874,7 +874,7 @@ def shares_by_numpy(p_NM):
 def test_a_column_has_one_definition_in_all_tables(name):
     """Of rows that are no probabilities: their shares, in `attention` as in `residual`."""
     words = [f"model={name}", "model.layers=1", "model.heads=2", "task.length=5", "task.test_size=3", "precision=fp64"]
-    (subject,) = fresh_subjects(cfg := compose("analyze", *words), Machine.prepare(cfg))
+    (subject,) = fresh(*words)
     with torch.no_grad():
         first = subject.network.blocks[0].attention
         first.qkv.weight.mul_(4)  # scores that differ
