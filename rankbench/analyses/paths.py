@@ -19,7 +19,7 @@ from torch import Tensor
 from rankbench.analyses.analysis import Analysis, Subject, chunks
 from rankbench.analyses.columns import SPECIAL_TOKENS, WHOLE_ACCURACY
 from rankbench.config.keys import key
-from rankbench.measures.dong_theory import length_share, num_paths
+from rankbench.measures.dong_theory import num_paths, path_length_distribution
 from rankbench.measures.frozen_network import FrozenNetwork, sums_by_length
 from rankbench.measures.module_paths import check_sums, floors_of_parts, module_sums, paths_of
 from rankbench.measures.module_reading import ReadModule
@@ -204,7 +204,7 @@ def _exact_rows(subject: Subject, test: Batch, scheme: str, options: Options) ->
     rows, floors = [], _floors(subject, test, len(lengths), sums_of)
     for length in lengths:
         if counts[length]:
-            share = length_share(layers, heads, length, skip)
+            share = path_length_distribution(layers, heads, skip).share[length]
             row = _row(scheme, "all", length, share) | reading.row(length) | floors[length]
             shares = {"norm_share": reading.norm_GB[length], "bias_norm_share": bias_B}
             row |= {name: (norm_B / total_B).nanmean().item() for name, norm_B in shares.items()}
@@ -230,7 +230,7 @@ def _sampled_rows(subject: Subject, test: Batch, scheme: str, options: Options) 
     reading = ReadOuts.joined(parts)
     rows, floors = [], _floors(subject, test, len(groups), sums_of)
     for group, ((length, size, repeat), paths) in enumerate(zip(draws, groups, strict=True)):
-        share = length_share(layers, heads, length, skip)
+        share = path_length_distribution(layers, heads, skip).share[length]
         row = _row(scheme, "sampled", length, share) | reading.row(group) | floors[group]
         rows.append(row | {"subset_size": size, "repeat": repeat, "num_paths": len(paths)})
     return rows

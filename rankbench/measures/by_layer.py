@@ -1,6 +1,4 @@
-"""Rank and collapse metrics of every layer of a network, in one forward pass.
-
-Formulas in rankbench.measures.states and rankbench.measures.attention_matrices.
+"""The metrics of states and of attention matrices for every layer of a network, in one forward pass.
 
 Shapes: B sequence, H head, N query token, M key token.
 """

@@ -142,16 +142,12 @@ def num_paths(layers: int, heads: int, length: int, skip: bool = True) -> int:
     return math.comb(layers, length) * heads**length
 
 
-def length_share(layers: int, heads: int, length: int, skip: bool = True) -> float:
-    """Share of all paths that have this length: Binomial(L, H/(H+1)); without skips 1 at length L.
-
-    Correctly rounded, because it is a quotient of exact integers of any size (191 digits for GPT-3).
-    """
-    return num_paths(layers, heads, length, skip) / (heads + skip) ** layers
-
-
 def path_length_distribution(layers: int, heads: int, skip: bool = True) -> PathLengths:
-    """Paths by their length, as in Dong et al. 2021, Fig. 5; arrays of L + 1, from exact integers."""
+    """Paths by their length, as in Dong et al. 2021, Fig. 5; arrays of L + 1.
+
+    Shares are Binomial(L, H/(H+1)); without skips 1 at length L. They are correctly rounded, because they are quotients
+    of exact integers of any size (191 digits for GPT-3).
+    """
     counts = [num_paths(layers, heads, length, skip) for length in range(layers + 1)]
     total, so_far = sum(counts), np.cumsum(np.array(counts, dtype=object))
     return PathLengths(

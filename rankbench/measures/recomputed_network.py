@@ -33,7 +33,7 @@ def check_recomputed(network: Network, analysis: str) -> None:
 
 
 class RecomputedNetwork:
-    """Each path as a network of its own, as the authors' code evaluates it.
+    """Paths that are networks of their own.
 
     Each layer that a path uses computes attention of one head on the path's own state, adds the whole output bias, and
     applies the norm without its learned scale and shift (the network's kind; none in a network without norms). Skips,

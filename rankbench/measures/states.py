@@ -37,17 +37,14 @@ class Matrices:
 
     @cached_property
     def one_norm_B(self) -> Tensor:
-        """norms.one_norm."""
         return norms.one_norm(self.x_BND)
 
     @cached_property
     def inf_norm_B(self) -> Tensor:
-        """norms.inf_norm."""
         return norms.inf_norm(self.x_BND)
 
     @cached_property
     def composite_norm_B(self) -> Tensor:
-        """norms.composite_norm."""
         return self.one_norm_B.sqrt() * self.inf_norm_B.sqrt()
 
     @cached_property

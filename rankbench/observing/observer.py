@@ -1,9 +1,4 @@
-"""The observer: rank, attention and spectral norms of a model that a user's own loop trains.
-
-    with rankbench.observe(model, inputs, optimizer=optimizer, every=100, out="outputs/observe/mine"):
-        ...  # the loop, as it is
-
-The folder grows with the training:
+"""The observer: rank, attention and spectral norms of a model that a user's own loop trains, in a folder that grows:
 
     observed_states.csv      rank and residual of the first layer's input and of each layer's output
     observed_attention.csv   entropy, sinks, rank and largest logit of each head
