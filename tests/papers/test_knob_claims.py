@@ -1,15 +1,15 @@
 """The claims on knobs: each holds on a sweep that supports it, fails in its control and on sweeps that refute it."""
 
-import dataclasses
 import math
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from judged import assert_holds_and_fails
 
 from rankbench.analyses import ANALYSES, Subject
-from rankbench.judging import CLAIMS, judge, verdict_line
+from rankbench.judging import CLAIMS, judge
 from rankbench.judging.residual_left import kept_measured
 from rankbench.model import initial_model
 from rankbench.runs.tables import with_who
@@ -246,41 +246,15 @@ TABLES = {
 }
 
 
-def word(name, outcome):
-    return {"held": "passed", "failed": "broken"}[outcome] if KNOBS[name].is_check else outcome
-
-
 def test_no_claim_is_left_out_of_these_tests():
     assert set(TABLES) == set(KNOBS)
 
 
 @pytest.mark.parametrize("name", KNOBS)
-def test_every_claim_holds_on_a_sweep_that_supports_it(name):
-    table, wanted, _ = TABLES[name]
-    (verdict,) = judge(name, table, KNOBS[name].along)
-    assert verdict["outcome"] == word(name, "held") and verdict["where"] == ""
-    # the first share, of .5, is divided by
-    assert verdict["measured"] == pytest.approx(wanted, rel=1e-9)
-    assert "\n" not in verdict_line(verdict) and verdict["control"]
-
-
-@pytest.mark.parametrize("name", KNOBS)
-def test_every_claim_fails_in_its_control(name, monkeypatch):
-    # that a claim is of an example is no way out of its control
-    monkeypatch.setitem(CLAIMS, name, dataclasses.replace(KNOBS[name], exists=False))
-    table = TABLES[name][0]
-    before = table.copy()
-    (verdict,) = judge(name, KNOBS[name].control.falsify(table.copy()))
-    assert verdict["outcome"] == word(name, "failed")
-    pd.testing.assert_frame_equal(table, before)
-
-
-@pytest.mark.parametrize("name", KNOBS)
-def test_every_claim_fails_on_sweeps_that_refute_it(name):
-    tables = TABLES[name][2]
-    assert tables or KNOBS[name].exists
-    for table in tables:
-        assert [verdict["outcome"] for verdict in judge(name, table)] == [word(name, "failed")]
+def test_claims_hold_and_fail(name):
+    table, measured, refuting = TABLES[name]
+    assert refuting or KNOBS[name].exists
+    assert_holds_and_fails(name, table, refuting, measured)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,25 @@
+"""How a claim comes out on a table that supports it, and on tables that refute it."""
+
+import pytest
+
+from rankbench.judging import CLAIMS, judge, verdict_line
+
+
+def outcomes(name, table):
+    return {verdict["outcome"] for verdict in judge(name, table, CLAIMS[name].along)}
+
+
+def right_and_wrong(name):
+    return ("passed", "broken") if CLAIMS[name].is_check else ("held", "failed")
+
+
+def assert_holds_and_fails(name, table, refuting=(), measured=None, rel=1e-9):
+    """The claim holds on the table, with this number, and fails on each table that refutes it. `judge` lets none hold
+    that does not fail in its control."""
+    right, wrong = right_and_wrong(name)
+    for verdict in judge(name, table, CLAIMS[name].along):
+        assert verdict["outcome"] == right, verdict["reason"]
+        assert measured is None or verdict["measured"] == pytest.approx(measured, rel=rel, abs=1e-9)
+        assert name in (line := verdict_line(verdict)) and "\n" not in line and verdict["control"]
+    for other in refuting:
+        assert outcomes(name, other) == {wrong}
