@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jinja2
-import pandas as pd
 import pytest
 import torch
 from jinja2.bccache import Bucket
@@ -22,7 +21,6 @@ from shipped import task_of
 
 from rankbench.analyses import ANALYSES
 from rankbench.config.model import ModelConfig
-from rankbench.judging import CLAIMS, judge
 from rankbench.measures import rounding
 from rankbench.model.network import run
 from rankbench.model.transformer import Transformer
@@ -224,18 +222,6 @@ def graphs(monkeypatch) -> list[torch.fx.GraphModule]:
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
     torch._dynamo.reset()
     return traced
-
-
-@pytest.fixture(scope="session")
-def outcomes_with_control() -> Callable[[str, pd.DataFrame], tuple[set[str], set[str]]]:
-    """outcomes_with_control(name, table): how a claim comes out on a table, and on the table of its control."""
-
-    def outcomes(name: str, table: pd.DataFrame) -> tuple[set[str], set[str]]:
-        tables = table, CLAIMS[name].control.falsify(table.copy())
-        judged, control = ({verdict["outcome"] for verdict in judge(name, rows)} for rows in tables)
-        return judged, control
-
-    return outcomes
 
 
 @pytest.fixture(scope="session")

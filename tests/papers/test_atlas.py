@@ -10,7 +10,6 @@ import scipy
 
 from rankbench.judging import judge
 from rankbench.judging.claim import NOTHING
-from rankbench.papers.own.atlas import CLAIMS
 
 LENGTHS = 21
 
@@ -225,17 +224,3 @@ def test_growth_with_the_layer_needs_rows_of_layers_and_the_place_of_the_norm(na
     for norm, growth in (("post", None), ("pre", None), ("peri", 0.8)):
         (verdict,) = judge(name, grid(norm=norm, growth=growth), "model.layers")
         assert verdict["reason"] == NOTHING
-
-
-@pytest.mark.parametrize("name", [name for name in CLAIMS if name.startswith("atlas")])
-def test_the_control_fails(name, outcomes_with_control):
-    assert outcomes_with_control(name, networks()) == ({"held"}, {"failed"})
-
-
-@pytest.mark.parametrize("name", [name for name in CLAIMS if name.startswith("grid")])
-def test_the_control_of_the_grid_fails(name, outcomes_with_control):
-    norm, growth = ("pre", 0.1) if name == "grid_pre_norm_saturates" else ("post", 0.8)
-    rows = grid(error=lambda k: 10.0 ** -(k / 2), norm=norm, growth=growth)
-    rows = shared_and_not(6.0) if name == "grid_shared_cancel" else rows
-    rows = rows if CLAIMS[name].along == "model.layers" else rows[rows["model.layers"] == "8"]
-    assert outcomes_with_control(name, rows) == ({"held"}, {"failed"})

@@ -5,9 +5,10 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
+from judged import assert_holds_and_fails
 from rows import verdict
 
-from rankbench.judging import CLAIMS, judge
+from rankbench.judging import judge
 from rankbench.papers.blog.claims import CLAIMS as BLOG
 
 PATHS = {"cosine": 0.05, "correlation": -0.05, "information_ksg": 0.02, "interaction": 0.04}
@@ -73,10 +74,8 @@ REFUTING = {
 
 
 @pytest.mark.parametrize("name", BLOG)
-def test_a_condition_holds_on_a_table_that_supports_it_and_fails_on_its_control(name, outcomes_with_control):
-    right, wrong = ("passed", "broken") if CLAIMS[name].is_check else ("held", "failed")
-    assert outcomes_with_control(name, SUPPORTING[name]) == ({right}, {wrong})
-    assert [verdict(name, table)["outcome"] for table in REFUTING[name]] == [wrong] * len(REFUTING[name])
+def test_conditions_hold_and_fail(name):
+    assert_holds_and_fails(name, SUPPORTING[name], REFUTING[name])
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import pandas as pd
 import pytest
+from judged import assert_holds_and_fails
 
 from rankbench.judging import CLAIMS, judge
 
@@ -24,21 +25,18 @@ def heads(entropy=1.0, least=0.5, bound=0.1, over=3.0, shuffled=1.1, scores=None
     return pd.DataFrame(rows)
 
 
-REFUTED = {
-    "zhai_heads_above_bound": (heads(bound=1.5), "broken"),
-    "zhai_reparam_lowers_scores": (heads(scores={"none": 5.0, "sigma": 10.0}), "failed"),
-    "law_gap_of_heads": (heads(over=1.2), "failed"),
+# name: (the number measured on heads(), a table that refutes the claim)
+TABLES = {
+    "zhai_heads_above_bound": (0.45, heads(bound=1.5)),
+    "zhai_reparam_lowers_scores": (0.991, heads(scores={"none": 5.0, "sigma": 10.0})),
+    "law_gap_of_heads": (3.06, heads(over=1.2)),
 }
-MEASURED = {"zhai_heads_above_bound": 0.45, "zhai_reparam_lowers_scores": 0.991, "law_gap_of_heads": 3.06}
 
 
 @pytest.mark.parametrize("name", HEADS)
 def test_claims_hold_and_fail(name):
-    facet = HEADS[name].along or None
-    (verdict,) = judge(name, heads(), facet)
-    assert verdict["outcome"] in ("held", "passed") and verdict["measured"] == pytest.approx(MEASURED[name], abs=1e-3)
-    table, outcome = REFUTED[name]
-    assert judge(name, table, facet)[0]["outcome"] == outcome
+    measured, refuting = TABLES[name]
+    assert_holds_and_fails(name, heads(), [refuting], measured, rel=1e-3)
 
 
 def test_heads_like_shuffled_ones_give_no_verdict():

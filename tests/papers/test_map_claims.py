@@ -52,12 +52,6 @@ def test_networks_above_the_critical_temperature_learn_less_or_more(lost, wanted
 
 
 @pytest.mark.parametrize("name", CLAIMS)
-def test_the_control_fails(name, outcomes_with_control):
-    rows = table(lambda cosine, above: 0.9 - 0.3 * cosine - 0.4 * above if "collapse" not in name else 0.9 - cosine)
-    assert outcomes_with_control(name, rows) == ({"held"}, {"failed"})
-
-
-@pytest.mark.parametrize("name", CLAIMS)
 def test_without_a_map_nothing_is_judged(name):
     rows = table(lambda cosine, above: 0.5)
     for part in (rows[rows.layers == 1], rows[rows.beta == 1.0], rows.assign(theory_cosine=math.nan)):

@@ -4,6 +4,7 @@ import math
 
 import pandas as pd
 import pytest
+from judged import assert_holds_and_fails
 from rows import verdict
 
 from rankbench.papers.yu_2025 import CLAIMS
@@ -38,10 +39,7 @@ REFUTED = {
 
 @pytest.mark.parametrize("name", CLAIMS)
 def test_claims_hold_and_fail(name):
-    held = verdict(name, table())
-    assert held["outcome"] == "held" and held["measured"] == pytest.approx(MEASURED[name], abs=1e-3)
-    for refuting in (*REFUTED[name], CLAIMS[name].control.falsify(table())):
-        assert verdict(name, refuting)["outcome"] == "failed"
+    assert_holds_and_fails(name, table(), REFUTED[name], MEASURED[name], rel=1e-3)
 
 
 @pytest.mark.parametrize("name", CLAIMS)
