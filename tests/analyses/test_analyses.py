@@ -24,7 +24,6 @@ from rankbench.measures.norms import own_rounding
 from rankbench.measures.paths import all_paths, sums_of_groups
 from rankbench.measures.recomputed_network import RecomputedNetwork
 from rankbench.measures.states import state_metrics
-from rankbench.model import initial_model
 from rankbench.model.transformer import Transformer
 from rankbench.runs.tables import with_who
 
@@ -318,17 +317,6 @@ def test_how_many_sequences_are_held_at_a_time_changes_no_number(make_subject, m
     pd.testing.assert_frame_equal(few.drop(columns=floor), whole.drop(columns=floor), rtol=1e-12, atol=1e-15)
 
 
-def test_a_bare_network_without_skips_is_its_one_row(make_subject):
-    """No skip, no bias: S_L is the state, and its raw read-out the output itself."""
-    table = pick(
-        paths.table(make_subject(skip=False, **BARE), paths_options(readout="raw")), scheme="frozen", selection="all"
-    )
-    row = table.iloc[0]
-    assert len(table) == 1
-    assert row.accuracy == row.whole_accuracy and row.loss == pytest.approx(row.whole_loss, **EXACT)
-    assert row.norm_share == pytest.approx(1, abs=1e-12) and row.bias_norm_share == 0
-
-
 def test_without_values_paths_are_nothing_and_no_number_is_lost_but_the_ratio(make_subject):
     subject = make_subject(**BARE)
     for block in subject.network.blocks:
@@ -344,18 +332,6 @@ def test_without_values_paths_are_nothing_and_no_number_is_lost_but_the_ratio(ma
     bias = subject.network.read_out.bias
     wanted = F.cross_entropy(bias.expand(48, 5), subject.test.targets.flatten()).item()
     assert table[used].loss.to_numpy() == pytest.approx(wanted, **EXACT)
-
-
-def test_a_network_of_zeros_has_a_remainder_of_zero_and_no_warning(make_subject, caplog):
-    subject = make_subject(**{**BARE, "skip": False, "bias": False})
-    for block in subject.network.blocks:
-        block.attention.qkv.weight[-6:] = 0
-    with caplog.at_level("INFO", "rankbench"):
-        table = paths.table(subject, paths_options(schemes=["frozen"]))
-    assert "path sums and output differ by 0.0e+00" in caplog.text and "more than rounding" not in caplog.text
-    exact = pick(table, selection="all")
-    assert (exact.remainder == 0).all() and (exact.num_undefined == 12).all()
-    assert exact[["norm_share", "bias_norm_share", "relative_residual"]].isna().all(axis=None)
 
 
 def test_one_sequence_of_zeros_leaves_the_shares_of_the_others(make_subject):
@@ -528,37 +504,6 @@ def test_a_fresh_subject_has_initialised_weights_alone(make_subject):
     assert subject.network is subject.networks["initialised"]
     assert set(residual.table(subject, residual_options("full")).weights) == {"initialised"}
     assert len(paths.table(subject, paths_options())) == 2 * (4 + 24)
-
-
-def test_attention_alone_loses_rank_within_six_layers(model_config, sorting_task):
-    """Dong et al. 2021, Theorem 2.2, with weights as torch initialises them."""
-    task = sorting_task(length=8)
-    cfg = model_config(layers=6, skip=False, mlp=False, mlp_skip=False, norm="none")
-    batch = task.sample(16, torch.Generator().manual_seed(0))
-    model = initial_model(cfg, task, 0).double().requires_grad_(False)
-    subject = Subject("fresh", 0, task, batch, batch, {"initialised": model})
-    table = residual.table(subject, residual_options("full", sequences=16))
-    states = table[table.sublayer.isin(["input", "attention"])]
-    assert states.relative_residual.iloc[0] > 0.5
-    assert states.relative_residual.iloc[-1] < 1e-6
-    assert states.residual.is_monotonic_decreasing
-    assert ((states.residual <= states.noise_floor) == (states.below_floor > 0.5)).iloc[[0, -1]].all()
-
-
-@pytest.mark.parametrize("bias", [True, False])
-def test_skips_without_values_keep_the_residual(make_subject, bias):
-    """Dong et al. 2021, Claim 3.1: W_V = 0. Biases move all tokens alike: they change the norm, not the residual."""
-    subject = make_subject(kinds=["initialised"], **{**BARE, "bias": bias})
-    for block in subject.network.blocks:
-        block.attention.qkv.weight[-6:] = 0
-    table = residual.table(subject, residual_options("full", sequences=12))
-    states = table[table.sublayer != "weights"]
-    assert len(states) == 4
-    # three additions of a constant to numbers of order 1
-    assert states.residual.to_numpy() == pytest.approx(states.residual.iloc[0], rel=1e-14)
-    assert states.residual_sd.to_numpy() == pytest.approx(states.residual_sd.iloc[0], rel=1e-12)
-    moved = states.relative_residual.to_numpy() != pytest.approx(states.relative_residual.iloc[0], rel=1e-3)
-    assert moved == bias
 
 
 def test_the_digest_of_residual_shows_the_state_that_leaves_each_layer(make_subject):

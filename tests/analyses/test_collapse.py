@@ -384,29 +384,6 @@ def test_two_tokens_on_a_line_follow_the_closed_form_to_the_48th_layer(network):
     assert log_residual(states[-1]).item() < -(3**47) / 10
 
 
-@pytest.mark.parametrize(("mask", "window"), [("causal", None), ("window", 1)])
-def test_a_masked_residual_decays_by_the_second_eigenvalue_of_the_average(network, mask, window):
-    """In the limit a token is the average of what it sees: exponential decay, and not faster, whatever the depth."""
-    model = identity_network(network, 2, layers=160, mask=mask, window=window)
-    states = propagate(model, INPUTS)
-    first, last = log_residual(states[150]), log_residual(states[160])
-    token = np.arange(4)
-    distance = token[:, None] - token
-    seen = distance >= 0 if mask == "causal" else abs(distance) <= window
-    eigenvalues = np.sort(np.abs(np.linalg.eigvals(seen / seen.sum(1, keepdims=True))))
-    # the next eigenvalue is smaller by 2/3 (causal) and 0.3 (window): nothing of it after 150 layers
-    assert ((last - first) / 10).numpy() == pytest.approx(math.log(eigenvalues[-2]), rel=1e-10)
-
-
-def test_a_skip_around_nothing_keeps_the_residual(network):
-    model = network(**{**ALONE, "skip": True, "skip_scale": 0.5, "layers": 4})
-    for block in model.blocks:
-        block.attention.out.weight.zero_()
-    logs = [log_residual(state) for state in propagate(model, INPUTS)]
-    for number, log in enumerate(logs):
-        torch.testing.assert_close(log, logs[0] - number * math.log(2), rtol=1e-14, atol=1e-14)
-
-
 # --- the parts --------------------------------------------------------------------------------------------------------
 
 
@@ -538,16 +515,6 @@ def test_it_is_what_a_forward_pass_gives_above_its_floor(network, states_by_laye
 
 
 # --- its limits -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("changes", [{}, {"mask": "causal"}, {"norm": "post", "mlp": True}, {"skip": True}], ids=str)
-def test_equal_tokens_have_no_residual(network, changes):
-    model = network(**{**ALONE, **changes, "positions": "none", "layers": 4})
-    inputs = torch.tensor([[3, 3, 3, 3], [0, 1, 2, 3]])
-    for state in propagate(model, inputs):
-        assert log_residual(state)[0] == -math.inf and (state.unit_BND[0] == 0).all()
-        assert log_residual(state)[1] > -math.inf and state.mean_BD.isfinite().all()
 
 
 @pytest.mark.further

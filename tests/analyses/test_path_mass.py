@@ -135,15 +135,6 @@ def test_every_number_of_path_mass_by_enumeration(make_subject, changes, monkeyp
     assert (table.whole_loss.iloc[0], table.whole_accuracy.iloc[0]) == pytest.approx(whole, **EXACT)
 
 
-def test_lengths_and_bias_add_up_to_the_whole_gradient_mass(make_subject):
-    subject = make_subject()
-    table = path_mass.table(subject, options_of("path_mass"))
-    state = FrozenNetwork(subject.network, subject.test.inputs).state_BND.clone().requires_grad_()
-    F.cross_entropy(subject.network.read_out(state).flatten(0, 1), subject.test.targets.flatten()).backward()
-    parts = table[table.part != "head"].gradient_mass.sum()
-    assert parts == pytest.approx((state * state.grad).sum().item(), **EXACT)
-
-
 @pytest.mark.parametrize("changes", [{}, {"mask": "causal"}, {"padded": True}], ids=str)
 def test_ranks_of_heads_are_the_means_of_metrics(make_subject, changes, monkeypatch):
     subject = make_subject(**changes)
