@@ -32,7 +32,6 @@ from rankbench.seeds import generator_for
 
 log = logging.getLogger(__name__)
 
-BOUNDS = ("log10_contraction", "log10_bound")
 # How far above its floor a measured residual must be to be compared with the propagated one, and how close they then
 # are: a residual of 1e4 floors is known to 1e-4 of itself, which is 4e-5 of its log10.
 ABOVE_FLOOR, AGREEMENT = 1e4, 1e-4
@@ -46,7 +45,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
 
     R is propagated in residual coordinates. A token mean that is no larger than its rounding error
     (rankbench.measures.residual_propagation.mean_errors) counts as zero, so that ||X|| = ||R||. Bounds are for unmasked
-    attention alone and over all tokens, special ones too; columns without a number are left out.
+    attention alone and over all tokens, special ones too; without any there is no column.
     """
     inputs, rows = subject.test.inputs[: options.sequences], []
     if inputs.is_floating_point():
@@ -63,8 +62,8 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     log.info("%s seed %d: propagated and measured log10 residuals differ by %.1e", subject.run, subject.seed, worst)
     if worst > AGREEMENT:
         log.warning("that is more than rounding explains (%.0e)", AGREEMENT)
-    without_number = [name for name in BOUNDS if whole[name].isna().all()]
-    return whole.drop(columns=without_number).assign(**whole_accuracy(subject), **subject.what_counts)
+    whole = whole.drop(columns="log10_bound") if whole.log10_bound.isna().all() else whole
+    return whole.assign(**whole_accuracy(subject), **subject.what_counts)
 
 
 def _followed(model: Network, variants: list[str]) -> tuple[dict[str, Network], dict[str, ConfigError]]:
@@ -110,7 +109,7 @@ def _rows(network: Network, inputs: Tensor, generator: torch.Generator) -> Itera
             "disagreement": (log_measured_B - log_B)[clear_B].abs().max().item() if clear_B.any() else float("nan"),
             "growth_exponent": now / before if before < -NEGLIGIBLE_MEAN else float("nan"),
             "share_collapsed": (left_B < LOG10_TENTH).double().mean().item(),
-            **bounds[layer],
+            "log10_bound": bounds[layer],
             "num_sequences": int(differ_B.sum()),
         }
         before = now
@@ -134,24 +133,21 @@ def _measured(network: Network, inputs: Tensor, generator: torch.Generator) -> l
     return [(value_per_length(residual_B, seen(x_BND), kept_B), floor_B) for x_BND, floor_B in states]
 
 
-def _bounds(network: Network, logs_B: list[Tensor]) -> list[dict[str, float]]:
-    """log10_contraction and log10_bound of each layer from 0 on, as in `table`."""
-    empty = dict.fromkeys(BOUNDS, float("nan"))
+def _bounds(network: Network, logs_B: list[Tensor]) -> list[float]:
+    """log10_bound of each layer from 0 on, as in `table`."""
     masked = any(attention.mask != "none" for attention in network.attentions)
     if network.has_skips or network.has_mlps or network.has_norms or masked:
-        return [empty] * len(logs_B)
+        return [float("nan")] * len(logs_B)
     differ_B = logs_B[0] > -math.inf
-    rows, bound_B = [empty], None
+    bounds, bound_B = [float("nan")], None
     for (sublayer, *_), log_B in zip(network.layers, logs_B, strict=False):  # log_B: of the state that enters it
         constant = propagation.log_lemma_constant(sublayer) / LN10
-        contraction_B = (constant + 2 * log_B)[differ_B]
-        if bound_B is None and (contraction_B < 0).all():
+        if bound_B is None and ((constant + 2 * log_B)[differ_B] < 0).all():
             bound_B = log_B[differ_B]
         if bound_B is not None:
             bound_B = constant + 3 * bound_B
-        bound = float("nan") if bound_B is None else bound_B.mean().item()
-        rows.append({"log10_contraction": contraction_B.mean().item(), "log10_bound": bound})
-    return rows
+        bounds.append(float("nan") if bound_B is None else bound_B.mean().item())
+    return bounds
 
 
 def digest(table: pd.DataFrame) -> str:
@@ -186,7 +182,6 @@ COLUMNS = {
     "growth_exponent": "log10_relative_residual over that of the layer before: 3 where the residual is cubed, 1 where "
     "it stays the same; empty where the relative residual before is not below 1.",
     "share_collapsed": "Share of sequences of which less than a tenth of the embedding's relative residual is left.",
-    "log10_contraction": "log10 of Lemma A.2's bound on ||R|| over the ||R|| that entered the layer.",
     "log10_bound": "log10 of Theorem 2.3's bound on ||R||, with each layer's own constant, from the first layer on "
     "that contracts in all sequences according to the lemma.",
     "num_sequences": "Number of sequences whose tokens are not all equal.",

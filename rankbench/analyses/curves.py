@@ -54,7 +54,6 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
         test_loss=test[best_step],
         **of_text,
         **({} if "accuracy" not in losses else {"test_bits": test[best_step] / math.log(2)}),
-        smallest_test_loss=test.min(),
         microseconds_per_token=losses.step.map(times).to_numpy(),
     )
 
@@ -92,7 +91,6 @@ COLUMNS = {
     "unigram_loss": "Loss of the training set's symbol frequencies.",
     "bigram_loss": "Loss of its frequencies of symbols after each symbol.",
     "test_bits": "test_loss over log 2 (bits). No column for a regression.",
-    "smallest_test_loss": "Over all steps; it must not select a model, but papers print it.",
     "microseconds_per_token": "Of training since the last evaluation, over all seeds of the run; nan at the start "
     "and, if there are several intervals, in the first one, which warms up.",
 }

@@ -207,14 +207,11 @@ def _dependence(x: OutputForms, y: OutputForms, neighbours: int, itself: bool) -
 def _head_pairs(model: Transformer, batch: Batch, probes: int, *generators: torch.Generator) -> Iterator[dict]:
     norm_AA, error_AA, floor_AA = cross_gradients(model, batch, probes, *generators)
     is_rounding_AA = norm_AA <= floor_AA
-    parameters = dict(model.named_parameters())
-    sizes = [sum(parameters[name][at].numel() for name, at in part.items()) for part in head_parameters(model)]
     names = [f"L{layer + 1}H{head + 1}" for layer in range(model.num_layers) for head in range(model.num_heads)]
     for a, b in combinations_with_replacement(range(len(names)), 2):
         size, error = norm_AA[a, b].item(), error_AA[a, b].item()
         own = (norm_AA[a, a] * norm_AA[b, b]).sqrt().item()
         row = {"of": "heads", "first": names[a], "second": names[b], "cross_gradient": size, "cross_gradient_se": error}
-        row["cross_gradient_rms"] = size / (sizes[a] * sizes[b]) ** 0.5
         row["cross_gradient_below_floor"] = float(is_rounding_AA[a, b])
         undefined = own == 0 or is_rounding_AA[a, a] or is_rounding_AA[b, b]
         yield row | {"cross_gradient_relative": float("nan") if undefined else size / own}
@@ -281,9 +278,8 @@ ROWS = {
     "interference_se": "Its standard error. 0: every path was run.",
     "cross_gradient": "Frobenius norm of the loss' second derivatives by the parameters of one head and of the other.",
     "cross_gradient_se": "Its standard error.",
-    "cross_gradient_rms": "The same per pair of parameters.",
-    "cross_gradient_relative": "The same over the root of the product of the two heads' own; nan where one of these "
-    "is rounding.",
+    "cross_gradient_relative": "cross_gradient over the root of the product of the two heads' own; nan where one of "
+    "these is rounding.",
     "cross_gradient_below_floor": "1 where cross_gradient is no more than rounding, else 0.",
 }
 COLUMNS = ROWS | WHOLE_ACCURACY

@@ -66,23 +66,18 @@ def _distances(path_TNC: np.ndarray) -> np.ndarray:
 def _rows(path_TNC: np.ndarray, task: CircleArcs, options: Options) -> pd.DataFrame:
     last = len(path_TNC) - 1
     kept = sorted({*range(0, last + 1, options.every), last})
+    distance_T = _distances(path_TNC)
     error_TN = np.linalg.norm(path_TNC - task.positions(torch.arange(last + 1)).numpy(), axis=-1)
     columns = {
         "step": np.repeat(kept, 2),
         "token": np.tile([1, 2], len(kept)),
         "x": path_TNC[kept, :, 0].ravel(),
         "y": path_TNC[kept, :, 1].ravel(),
-        "distance": np.repeat(_distances(path_TNC)[kept], 2),
-        "below_floor": np.repeat(_at_rounding(path_TNC)[kept], 2).astype(float),
+        "distance": np.repeat(distance_T[kept], 2),
+        "below_floor": np.repeat(distance_T[kept] <= SMALLEST_DISTANCE * distance_T[0], 2).astype(float),
         "error": error_TN[kept].ravel(),
     }
     return pd.DataFrame(columns)
-
-
-def _at_rounding(path_TNC: np.ndarray) -> np.ndarray:
-    """Whether only rounding is left of the tokens' distance, (T,)."""
-    distance_T = _distances(path_TNC)
-    return distance_T <= SMALLEST_DISTANCE * distance_T[0]
 
 
 @torch.no_grad()
@@ -93,9 +88,6 @@ def _summary(path_TNC: np.ndarray, model: Transformer, task: CircleArcs, options
     wrong, moved = ((x_TNC - next_TNC).square().sum(-1).mean().sqrt().item() for x_TNC in (model(here_TNC), here_TNC))
     distance_T = _distances(path_TNC)
     halved = np.flatnonzero(distance_T <= distance_T[0] / 2)
-    at_rounding = np.flatnonzero(_at_rounding(path_TNC))
-    log10_T = np.log10(distance_T[: at_rounding[0] if len(at_rounding) else None])
-    slope = np.polyfit(np.arange(len(log10_T)), log10_T, 1)[0] if len(log10_T) > 1 else float("nan")
     return {
         "skip": int(model.cfg.skip),
         "mlp": int(model.cfg.mlp),
@@ -103,7 +95,6 @@ def _summary(path_TNC: np.ndarray, model: Transformer, task: CircleArcs, options
         "collapsed": int(distance_T[-1] < options.collapsed_below * distance_T[0]),
         "escaped": int(np.abs(path_TNC[-1]).max() > ESCAPED * task.radius),
         "half_step": float(halved[0]) if len(halved) else float("nan"),
-        "log10_distance_slope": slope,
     }
 
 
@@ -142,7 +133,5 @@ COLUMNS = {
     "collapsed": "1 if the last distance is below the option collapsed_below of the first, else 0.",
     "escaped": "1 if a token is beyond 100 radii at the end, else 0.",
     "half_step": "First step with at most half the first distance; nan: none.",
-    "log10_distance_slope": "Least-squares slope per step of log10 of the distance, up to the step at which only "
-    "rounding is left of it.",
 }
 ANALYSIS = Analysis(Options, table, draw_rollout, digest, COLUMNS, ("half_step",), {"sublayers", "task"}, check)

@@ -89,7 +89,7 @@ def test_rows_of_fresh_layers_are_the_iteration_by_hand(make_subject, tmp_path):
         for tokens in (3, 5):
             half, most = first.error[attention, tokens, 0.5], first.error[attention, tokens, 0.9]
             assert half / 0.5 == pytest.approx(most / 0.9, rel=1e-12)
-    assert (table.relative_error <= table.error / 0.5).all() and (table.error_median <= table.error).all()
+    assert (table.relative_error <= table.error / 0.5).all()
     assert "share of the error left" in invertibility.digest(table)
 
 
@@ -106,11 +106,10 @@ def test_rows_of_a_models_layers(make_subject, changes):
         now_BND = y_BND
         errors = []
         for _ in range(13):
-            errors.append([(sequence.abs().max().item()) for sequence in now_BND - x_BND])
+            errors.append((now_BND - x_BND).abs().max().item())
             now_BND = y_BND - 0.7 * attention(now_BND)
     rows = table[(table.weights == "trained") & (table.layer == 2)]
-    np.testing.assert_allclose(rows.error, np.max(errors, 1), rtol=1e-9, atol=1e-15)
-    np.testing.assert_allclose(rows.error_median, np.median(errors, 1), rtol=1e-9, atol=1e-15)
+    np.testing.assert_allclose(rows.error, errors, rtol=1e-9, atol=1e-15)
     np.testing.assert_allclose(rows.relative_error, rows.error / x_BND.abs().max().item())
 
 

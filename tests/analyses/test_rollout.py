@@ -105,20 +105,17 @@ def test_the_circle_repels_so_runs_collapse_or_escape(task, solvable, share, col
     assert row.one_step_error == pytest.approx(abs(0.3 / share - 0.3) / chord, rel=1e-9)
 
 
-def test_the_slope_is_that_of_a_geometric_decay(task, solvable):
+def test_a_geometric_decay_is_followed(task, solvable):
     # with c so large that every point attends to itself alone, r shrinks by g at each step while it is not tiny
     row = rollout.table(subject_of(task, trained=solvable(1e30, 1.25)), options(steps=100)).iloc[-1]
-    assert row.log10_distance_slope == pytest.approx(-math.log10(1.25), rel=1e-9)
     assert row.half_step == math.ceil(math.log(2) / math.log(1.25))
     assert row.collapsed == 1 and row.distance == pytest.approx(0.6 * 1.25**-100, rel=1e-9)
 
 
-def test_the_slope_leaves_out_what_is_rounding(task, solvable):
+def test_what_is_rounding_is_marked(task, solvable):
     table = rollout.table(subject_of(task, trained=solvable(1e60, 10.0)), options(steps=30))
     assert (table.below_floor == (table.distance <= 0.6 * rollout.SMALLEST_DISTANCE)).all()
     assert set(table.below_floor) == {0, 1}
-    row = table.iloc[-1]
-    assert row.distance < 0.6 * rollout.SMALLEST_DISTANCE and row.log10_distance_slope == pytest.approx(-1, rel=1e-9)
 
 
 @pytest.mark.parametrize("changes", [{}, {"mlp": True, "mlp_skip": True}, {"skip": True, "norm": "post"}])

@@ -24,7 +24,7 @@ def of_pairs(rest=1e-15, scheme="frozen", cross=0.02, scale=1.0, whole_accuracy=
         numbers["interaction"] = abs(numbers["interaction"]) if scheme == "recomputed" else math.nan
         rows.append({"of": "paths", "scheme": scheme, "first": "1-0", "second": "0-1", **numbers})
     for first, second, relative in (("L1H1", "L1H1", 1.0), ("L1H1", "L2H1", cross), ("L2H1", "L2H1", 1.0)):
-        size = {"cross_gradient_relative": relative, "cross_gradient_rms": scale * relative}
+        size = {"cross_gradient_relative": relative, "cross_gradient": scale * relative}
         rows.append({"of": "heads", "scheme": None, "first": first, "second": second, **size})
     table_of_seed = pd.DataFrame(rows).assign(whole_accuracy=whole_accuracy)
     numbers = table_of_seed.select_dtypes("number").columns.difference(["whole_accuracy"])

@@ -643,7 +643,6 @@ def test_the_table_of_curves(tmp_path):
             summary_row["test_loss"],
             pytest.approx(summary_row["test_bits"], rel=1e-15),
         )
-        assert first.smallest_test_loss == rows_of_seed[rows_of_seed.split == "test"].loss.min()
         sentences = [subject.task.decode(targets) for targets in subject.test.targets]
         ended = sum(len(sentence) < subject.task.length for sentence in sentences)  # the others are cut off
         characters = sum(map(len, sentences))
