@@ -145,3 +145,12 @@ class Claim:
 
 # A check on numbers that depend neither on chance nor on training
 exact_check = partial(Claim, why_untrained=None, is_check=True, exact=True)
+
+
+def _before_training(rows: pd.DataFrame) -> pd.DataFrame:
+    fresh = rows[rows.weights == "initialised"]
+    return pd.concat([fresh, fresh.assign(weights="trained")])
+
+
+# Of a claim on trained weights beside those that they began with
+BEFORE_TRAINING = Control("the same networks before training", _before_training)

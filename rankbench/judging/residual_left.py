@@ -15,6 +15,7 @@ from rankbench.judging.sweeps import at_one_end, in_order, log10_of
 from rankbench.runs.tables import last_of_layer
 
 TENTH = 0.1  # share of the relative residual above which a network has not collapsed
+HALF = 0.5  # share of a rank or an entropy above which it counts as kept
 SMALLEST = -150.0  # log10 of the smallest share whose square, and so whose spread, float64 can hold
 
 # Measures: one seed's rows -> a number
@@ -89,6 +90,8 @@ def ends(rows: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
 
 # A claim that more than a share of something is kept, whether or not a network has learned
 keeps = partial(Claim, scale="positive", why_untrained=None)
+# A claim on the table `collapse`, judged separately for trained and initialised weights, whether learned or not
+of_collapse = partial(Claim, table="collapse", by=("weights",), why_untrained=None)
 
 
 def left_along(key: str, side: int, statement: str, source: str, table: str = "collapse") -> Claim:

@@ -3,11 +3,10 @@
 import pandas as pd
 
 from rankbench.judging.claim import Claim, above
-from rankbench.judging.residual_left import ends, keeps, left_at
+from rankbench.judging.residual_left import HALF, ends, keeps, left_at
 from rankbench.judging.sweeps import at_one_end
 
 PAPERS = {"Ali, Galanti and Wolf 2023": "Centered self-attention layers"}
-HALF = 0.5  # share of a rank or an entropy above which it counts as kept
 ALI = "Ali, Galanti and Wolf 2023, Centered self-attention layers"
 
 

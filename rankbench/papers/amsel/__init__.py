@@ -153,14 +153,9 @@ def _printed(rows: pd.DataFrame, figure: str = "amsel_rank_vs_heads") -> pd.Data
 # When networks count as trained
 
 
-def _full_rank_in_training(rows: pd.DataFrame) -> str:
-    """Say why the networks count as untrained; empty if one full-rank head has learned the task."""
-    return _in_training(_full(trained_errors(rows)))
-
-
 def _in_training(full_rank: pd.DataFrame) -> str:
-    """Say the same of the networks of full rank in these rows, by the mean error over seeds at the number of points
-    where it is largest."""
+    """Say why networks count as untrained; empty if those of full rank have learned the task, by the mean error over
+    seeds at the number of points where it is largest."""
     by_points = full_rank.groupby("examples").error.mean()
     if by_points.empty:
         return "there is no full-rank head to show whether training was long enough"
@@ -232,7 +227,7 @@ _trained = partial(
     table="head_rank",
     across=True,
     applies=lambda rows: len(_full(rows)) > 0,
-    why_untrained=_full_rank_in_training,
+    why_untrained=lambda rows: _in_training(_full(trained_errors(rows))),
 )
 _formula = partial(Claim, table="rank_theory", across=True, why_untrained=None)
 

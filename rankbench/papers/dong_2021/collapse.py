@@ -9,7 +9,16 @@ from functools import partial
 import pandas as pd
 
 from rankbench.judging.claim import AtMost, Claim, Control, NotMeasurable, above, below, untrained_by_accuracy, within
-from rankbench.judging.residual_left import TENTH, check_no_overflow, keeps, layers_ahead, log10_kept, of_variant, share
+from rankbench.judging.residual_left import (
+    TENTH,
+    check_no_overflow,
+    keeps,
+    layers_ahead,
+    log10_kept,
+    of_collapse,
+    of_variant,
+    share,
+)
 from rankbench.judging.sweeps import at_value, between, in_order
 from rankbench.papers.dong_2021.paths import whole_accuracy
 from rankbench.runs.tables import last_of_layer
@@ -146,10 +155,6 @@ def _with_skips(rows: pd.DataFrame) -> pd.DataFrame:
     return WITH_SKIPS.falsify(rows) if _differ(rows) else rows.assign(share_collapsed=ALL_BUT_FEW - 0.01)
 
 
-# A claim on the table `collapse`, judged separately for trained and initialised weights, whether learned or not
-claim_on_collapse = partial(Claim, table="collapse", by=("weights",), why_untrained=None)
-
-
 def _bound_holds(bound: str, statement: str, source: str) -> Claim:
     """Claim that a bound of the table `bounds` holds wherever the paper says that it does.
 
@@ -187,7 +192,7 @@ COLLAPSE: dict[str, Claim] = {
         since="2026-11-26",
         control=Control.beyond("an accuracy of .94 in every seed", whole_accuracy=0.94),
     ),
-    "dong_fig2_collapses": claim_on_collapse(
+    "dong_fig2_collapses": of_collapse(
         statement="Without skips, with MLPs or without, less than a tenth of the embedding's relative residual is left "
         "after the last layer of all sequences but a few (share of the sequences, the smaller of the two; above .95, "
         "threshold: ours).",
@@ -198,7 +203,7 @@ COLLAPSE: dict[str, Claim] = {
         since="2026-11-26",
         control=Control(f"{WITH_SKIPS.statement}; .94 of the sequences where the network has no skips", _with_skips),
     ),
-    "dong_fig2_skips": claim_on_collapse(
+    "dong_fig2_skips": of_collapse(
         statement="With skips, with MLPs or without, more than a tenth of the embedding's relative residual is left "
         "after the last layer of all sequences but a few (share of the sequences, the smaller of the two; above .95, "
         "threshold: ours).",
@@ -210,7 +215,7 @@ COLLAPSE: dict[str, Claim] = {
         applies=_differ,
         control=WITHOUT_SKIPS,
     ),
-    "dong_fig2_mlps_do_not_help": claim_on_collapse(
+    "dong_fig2_mlps_do_not_help": of_collapse(
         statement="Once the skips of a Transformer are removed its MLPs do not seem to help: they delay the collapse "
         "by less than one layer (log3 of the ratio of the logarithms of what is left, without MLPs over with them).",
         source="Dong et al. 2021, sec. 4.1",
@@ -219,7 +224,7 @@ COLLAPSE: dict[str, Claim] = {
         applies=lambda rows: _differ(rows) and _differ(rows, "no_skip", "attention_only"),
         control=ahead("variant", "attention_only", of="no_skip"),
     ),
-    "dong_fig2_retrained_slower": claim_on_collapse(
+    "dong_fig2_retrained_slower": of_collapse(
         statement="A network with MLPs that is trained without skips collapses more slowly than one whose skips are "
         "removed after training (decades of the relative residual by which more is left after the last layer).",
         source="Dong et al. 2021, sec. 4.1, expected there",
@@ -240,7 +245,7 @@ COLLAPSE: dict[str, Claim] = {
         applies=lambda rows: rows.variant.isin(["no_skip", "attention_only"]).all(),
         control=ahead("weights", "trained", of="initialised"),
     ),
-    "dong_thm_rate_cubic": claim_on_collapse(
+    "dong_thm_rate_cubic": of_collapse(
         statement="Attention alone cubes the residual: each of the later half of the layers triples its logarithm "
         "(growth exponent less 3, of the layer that is farthest from it; threshold: ours, .1 to either side).",
         source=RATE,
@@ -249,7 +254,7 @@ COLLAPSE: dict[str, Claim] = {
         since="2026-11-26",
         control=_as(attention_only_no_norm="no_mlp"),
     ),
-    "dong_thm_rate_few_layers": claim_on_collapse(
+    "dong_thm_rate_few_layers": of_collapse(
         statement="For a decline of three orders of magnitude the residual of attention alone takes just two or three "
         "layers, not a dozen (number of layers).",
         source="Dong et al. 2021, sec. 2.2",
@@ -258,7 +263,7 @@ COLLAPSE: dict[str, Claim] = {
         sourced=True,
         control=Control.beyond("a residual that each layer halves", log10_residual=f"1.0 - {math.log10(2)} * layer"),
     ),
-    "dong_thm_rate_bound": claim_on_collapse(
+    "dong_thm_rate_bound": of_collapse(
         statement="The residual of attention alone stays below the theorem's bound, in every layer from the first on "
         "that the bound says contracts (log10 of residual over bound, the largest).",
         source=RATE,
@@ -270,7 +275,7 @@ COLLAPSE: dict[str, Claim] = {
             log10_residual=lambda rows: rows.log10_residual - _above_bound(rows) + 0.01,
         ),
     ),
-    "dong_thm_rate_mlp_cubic": claim_on_collapse(
+    "dong_thm_rate_mlp_cubic": of_collapse(
         statement="With MLPs and without skips the decay is still cubic in each of the later half of the layers "
         "(growth exponent less 3, of the layer that is farthest from it; threshold: ours, .1 to either side).",
         source="Dong et al. 2021, Corollary 3.2",
@@ -279,7 +284,7 @@ COLLAPSE: dict[str, Claim] = {
         since="2026-11-26",
         control=Control.beyond("growth exponents of 2.89 in every layer", growth_exponent=3 - JUST_ABOVE * 0.1),
     ),
-    "dong_thm_rate_mlp_slows": claim_on_collapse(
+    "dong_thm_rate_mlp_slows": of_collapse(
         statement="The larger the Lipschitz constant of the MLPs (here their weights are mlp_gain times as large), the "
         "more residual is left without skips (Kendall's rank correlation of mlp_gain and the residual of the last "
         "layer; above .5, three pairs in four in this order, threshold: ours; changes of less than a tenth count as "
@@ -287,7 +292,7 @@ COLLAPSE: dict[str, Claim] = {
         source="Dong et al. 2021, sec. 3.2",
         **in_order("model.mlp_gain", +1, lambda rows: of_variant(rows, "no_skip").log10_residual.iloc[-1]),
     ),
-    "dong_thm_rate_skips": claim_on_collapse(
+    "dong_thm_rate_skips": of_collapse(
         statement="Skips prevent the collapse: more than a tenth of the embedding's relative residual is left after "
         "the last layer of attention and skips (the share that is left).",
         source="Dong et al. 2021, sec. 3.1",

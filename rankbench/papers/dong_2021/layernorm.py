@@ -6,8 +6,8 @@ from functools import partial
 import pandas as pd
 
 from rankbench.judging.claim import Claim, Control, below, within
-from rankbench.judging.residual_left import layers_ahead, log10_left, share
-from rankbench.papers.dong_2021.collapse import JUST_ABOVE, VANISHED, ahead, claim_on_collapse
+from rankbench.judging.residual_left import layers_ahead, log10_left, of_collapse, share
+from rankbench.papers.dong_2021.collapse import JUST_ABOVE, VANISHED, ahead
 
 LAYERNORM = "Dong et al. 2021, sec. 3.3"
 BOTH = ("attention_only", "attention_only_no_norm")  # with norms and without
@@ -25,7 +25,7 @@ def _a_tenth_of_it(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 # The same on what LayerNorm changes where attention alone collapses without it
-_layernorm = partial(claim_on_collapse, source=LAYERNORM, applies=_collapses_without_norms)
+_layernorm = partial(of_collapse, source=LAYERNORM, applies=_collapses_without_norms)
 
 NORMS: dict[str, Claim] = {
     "dong_layernorm_collapses": _layernorm(

@@ -9,7 +9,7 @@ from functools import partial
 
 import pandas as pd
 
-from rankbench.judging.claim import Claim, Control, NotMeasurable, above, below, untrained_by_loss
+from rankbench.judging.claim import BEFORE_TRAINING, Claim, Control, NotMeasurable, above, below, untrained_by_loss
 from rankbench.runs.tables import last_of_layer
 
 PAPERS = {
@@ -40,11 +40,6 @@ def _last_over_smallest(rows: pd.DataFrame) -> float:
     return residual.iloc[-1] / residual.min()
 
 
-def _before_training(rows: pd.DataFrame) -> pd.DataFrame:
-    fresh = rows[rows.weights == "initialised"]
-    return pd.concat([fresh, fresh.assign(weights="trained")])
-
-
 _of_residual = partial(Claim, source=ISOBE, table="residual", scale="positive", floor="below_floor", since="2026-11-27")
 
 CLAIMS: dict[str, Claim] = {
@@ -55,7 +50,7 @@ CLAIMS: dict[str, Claim] = {
         measure=_valley,
         claimed=above(TENTH),
         why_untrained=untrained_by_loss,
-        control=Control("the same networks before training", _before_training),
+        control=BEFORE_TRAINING,
     ),
     "isobe_fresh_stay": _of_residual(
         statement="Before training tokens do not leave the cluster: the relative residual after the last layer is the "

@@ -138,10 +138,6 @@ def _untrained_by_sharing(rows: pd.DataFrame) -> str:
     return "; ".join(f"{SHARED}={value}: {reason}" for value, reason in reasons.items() if reason)
 
 
-def _later(column: str, rows: pd.DataFrame) -> float:
-    return _lengths(rows)[column].iloc[0]
-
-
 _of_networks = partial(
     Claim, source=SOURCE, table="spectrum", why_untrained=None, across=True, repeats="checkpoint", since="2026-11-27"
 )
@@ -179,7 +175,7 @@ CLAIMS: dict[str, Claim] = {
     "atlas_hard_tokens": _of_networks(
         statement="Difficulty is not depth: the third of the tokens with the largest loss is within .01 nats of the "
         "whole network's distribution from as many heads on as the third with the smallest (within one head).",
-        measure=partial(_later, "hard_tokens_later"),
+        measure=lambda rows: _lengths(rows).hard_tokens_later.iloc[0],
         claimed=within(1.0),
         applies=lambda rows: _is_trained(rows) and bool(rows.hard_tokens_later.notna().any()),
         control=Control.beyond("hard tokens that need two heads more", hard_tokens_later=2.0),

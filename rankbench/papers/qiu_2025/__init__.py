@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from rankbench.judging.claim import Claim, Control, above, below
+from rankbench.judging.claim import BEFORE_TRAINING, Claim, above, below
 from rankbench.judging.sweeps import rows_at
 
 PAPERS = {
@@ -29,13 +29,6 @@ def _sink(rows: pd.DataFrame) -> float:
     return _of_heads(rows, "dot", "first_weight").max() / before
 
 
-def _before_training(rows: pd.DataFrame) -> pd.DataFrame:
-    fresh = rows[rows.weights == "initialised"]
-    return pd.concat([fresh, fresh.assign(weights="trained")])
-
-
-UNTRAINED = Control("the same networks before training", _before_training)
-
 CLAIMS: dict[str, Claim] = {
     "qiu_gate_lowers_sink": Claim(
         statement="With a gate behind each head the first token gets less attention: its mean weight over heads and "
@@ -47,7 +40,7 @@ CLAIMS: dict[str, Claim] = {
         along=KEY,
         why_untrained=None,
         scale="positive",
-        control=UNTRAINED,
+        control=BEFORE_TRAINING,
     ),
     "qiu_gate_raises_rank": Claim(
         statement="Without a gate W_V W_O is of lower rank: with one its effective rank, mean over heads, is larger by "
@@ -59,7 +52,7 @@ CLAIMS: dict[str, Claim] = {
         along=KEY,
         why_untrained=None,
         scale="positive",
-        control=UNTRAINED,
+        control=BEFORE_TRAINING,
     ),
     "qiu_sink_without_gate": Claim(
         statement="Without a gate there is a sink to lose: one head gives the first token more than twice the weight "
@@ -72,6 +65,6 @@ CLAIMS: dict[str, Claim] = {
         why_untrained=None,
         scale="positive",
         is_check=True,
-        control=UNTRAINED,
+        control=BEFORE_TRAINING,
     ),
 }

@@ -3,11 +3,10 @@
 import pandas as pd
 
 from rankbench.judging.claim import Claim, NotMeasurable, above
-from rankbench.judging.residual_left import ends, keeps
+from rankbench.judging.residual_left import HALF, ends, keeps
 from rankbench.judging.sweeps import at_value
 
 PAPERS = {"Saxe et al. 2014": "Exact solutions to the nonlinear dynamics of learning"}
-HALF = 0.5  # share of a rank or an entropy above which it counts as kept
 
 
 def _rank_of_residual_kept(rows: pd.DataFrame) -> float:

@@ -6,7 +6,7 @@ import pandas as pd
 
 from rankbench.judging.claim import Claim, Control, below
 from rankbench.judging.of_laws import agrees
-from rankbench.judging.residual_left import check_no_overflow, log10_left, of_variant, share
+from rankbench.judging.residual_left import check_no_overflow, log10_left, of_collapse, of_variant, share
 from rankbench.judging.sweeps import in_order
 from rankbench.papers.wu_2024.layernorm_rank import LAW
 
@@ -23,11 +23,8 @@ def _most_that_a_layer_leaves(rows: pd.DataFrame) -> float:
     return share(max((left[half] - left[0]) / half, (left[last] - left[half]) / (last - half)))
 
 
-# A claim on the table `collapse`, judged separately for trained and initialised weights, whether learned or not
-_collapse = partial(Claim, table="collapse", by=("weights",), why_untrained=None)
-
 CLAIMS: dict[str, Claim] = {
-    "wu_masked_attention_collapses": _collapse(
+    "wu_masked_attention_collapses": of_collapse(
         statement="Without LayerNorm attention alone collapses exponentially under any of these masks: in both halves "
         "of its depth layers leave less than all of the relative residual (share that a layer leaves, geometric mean "
         "over the half that leaves more).",
@@ -45,7 +42,7 @@ CLAIMS: dict[str, Claim] = {
             ),
         ),
     ),
-    "wu_windows_slow_the_collapse": _collapse(
+    "wu_windows_slow_the_collapse": of_collapse(
         statement="Local masks slow the collapse down: without LayerNorm the narrower the window, the more is left "
         "(Kendall's rank correlation of window and relative residual of the last layer; below -.5, three pairs in four "
         "in this order, threshold: ours; changes of less than a tenth count as none).",

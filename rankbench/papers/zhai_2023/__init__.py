@@ -5,14 +5,13 @@ import pandas as pd
 
 from rankbench.judging.claim import Claim, Control, above, exact_check
 from rankbench.judging.of_laws import agrees
-from rankbench.judging.residual_left import keeps
+from rankbench.judging.residual_left import HALF, keeps
 from rankbench.judging.sweeps import at_value, between
 from rankbench.papers.zhai_2023.entropy_bound import LAW
 
 PAPERS = {"Zhai et al. 2023": "Preventing attention entropy collapse"}
 LAWS = {"entropy_bound": LAW}
 ZHAI = "Zhai et al. 2023, Preventing attention entropy collapse, Theorem 3.1"
-HALF = 0.5  # share of a rank or an entropy above which it counts as kept
 
 
 def _log10_scores_bound(rows: pd.DataFrame) -> float:
