@@ -19,9 +19,10 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from shipped import task_of
 
-from rankbench.analyses import ANALYSES
+from rankbench.analyses import ANALYSES, Subject
 from rankbench.config.model import ModelConfig
 from rankbench.measures import rounding
+from rankbench.model import initial_model
 from rankbench.model.network import run
 from rankbench.model.transformer import Transformer
 from rankbench.plots.figure import Layout
@@ -119,6 +120,20 @@ def random_network(model_config) -> Callable[..., tuple[Transformer, Batch]]:
             behind = torch.arange(4) >= torch.randint(2, 5, (num_sequences, 1), generator=generator)
             inputs, targets = inputs.masked_fill(behind, -1), targets.masked_fill(behind, -1)
         return model, Batch(inputs, targets)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def fresh_subject(model_config, sorting_task) -> Callable[..., Subject]:
+    """fresh_subject(seed=0, sequences=4, length=8, **model keys): a fresh network in float64, and so many sequences to
+    sort."""
+
+    def make(seed: int = 0, sequences: int = 4, length: int = 8, **changes: object) -> Subject:
+        task = sorting_task(length=length, test_size=sequences)
+        network = initial_model(model_config(**changes), task, seed).double().requires_grad_(False)
+        batch = task.sample(sequences, torch.Generator().manual_seed(seed))
+        return Subject("fresh", seed, task, batch, batch, {"initialised": network})
 
     return make
 

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from rows import pick
 
 from rankbench.analyses import Subject, paths, residual
+from rankbench.analysing.runner import measure
 from rankbench.config.keys import typed
 from rankbench.measures.attention_matrices import attention_metrics
 from rankbench.measures.frozen_network import sums_by_length
@@ -362,10 +363,7 @@ def test_sums_that_rounding_does_not_explain_are_told(make_subject, monkeypatch,
 
 
 def test_the_digest_of_paths_tells_means_and_baselines(make_subject):
-    parts = [
-        with_who(paths.table(subject, paths_options()), **subject.who) for subject in (make_subject(3), make_subject(4))
-    ]
-    table = pd.concat(parts, ignore_index=True)
+    table = measure("paths", paths_options(), [make_subject(3), make_subject(4)])
     lines = paths.digest(table).splitlines()
     assert "2 seeds" in lines[0]
     frozen = pick(table, scheme="frozen", selection="all", path_length=1).accuracy.mean()
@@ -507,11 +505,7 @@ def test_a_fresh_subject_has_initialised_weights_alone(make_subject):
 
 
 def test_the_digest_of_residual_shows_the_state_that_leaves_each_layer(make_subject):
-    parts = [
-        with_who(residual.table(make_subject(seed), residual_options("full", "no_mlp")), **make_subject(seed).who)
-        for seed in (3, 4)
-    ]
-    table = pd.concat(parts, ignore_index=True)
+    table = measure("residual", residual_options("full", "no_mlp"), [make_subject(3), make_subject(4)])
     lines = residual.digest(table).splitlines()
     assert "2 seeds" in lines[0]
     words = next(line for line in lines if line.startswith("trained")).split()

@@ -13,29 +13,22 @@ import torch
 import torch.nn.functional as F
 from rows import pick
 
-from rankbench.analyses import ANALYSES, Subject, bounds
+from rankbench.analyses import ANALYSES, bounds
+from rankbench.analysing.runner import measure
 from rankbench.config.keys import ConfigError
-from rankbench.model import initial_model
 from rankbench.model.network import without
 from rankbench.model.transformer import Transformer
 from rankbench.plots.marks import FLOOR
-from rankbench.runs.tables import read_table, with_who, write_table
+from rankbench.runs.tables import read_table, write_table
 
 VARIANTS = ["attention_only_no_norm", "no_mlp_no_norm", "no_skip_no_norm", "no_norm"]
 
 
 @pytest.fixture(scope="session")
-def make_subject(model_config, sorting_task):
+def make_subject(fresh_subject):
     """subject(seed=0, gain=1, **model keys): a small network as torch initialises it, all matrices times `gain`."""
-
-    def make(seed=0, gain=1.0, length=6, **changes):
-        task = sorting_task(length=length, test_size=9)
-        cfg = model_config(**{"name": "small", "layers": 3, "heads": 2, "width": 8, "init_gain": gain, **changes})
-        model = initial_model(cfg, task, seed).requires_grad_(False)
-        batch = task.sample(9, torch.Generator().manual_seed(seed))
-        return Subject("fresh", seed, task, batch, batch, {"initialised": model})
-
-    return make
+    small = {"sequences": 9, "length": 6, "name": "small", "layers": 3, "heads": 2, "width": 8}
+    return lambda seed=0, gain=1.0, **changes: fresh_subject(seed, **{**small, "init_gain": gain, **changes})
 
 
 def table_of(subject, *variants, sequences=9):
@@ -293,8 +286,7 @@ def test_mixed_attention_is_refused(make_subject):
 
 
 def two_seeds(make_subject, *variants, **changes):
-    parts = [make_subject(seed, **changes) for seed in (0, 1)]
-    return pd.concat([with_who(table_of(subject, *variants), **subject.who) for subject in parts], ignore_index=True)
+    return measure("bounds", bounds.Options(list(variants), 9), [make_subject(seed, **changes) for seed in (0, 1)])
 
 
 @pytest.mark.further

@@ -9,7 +9,6 @@ import math
 
 import mpmath
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from breadth import some
@@ -19,6 +18,7 @@ from mpmath import mpf
 
 from rankbench.analyses import ANALYSES, Subject
 from rankbench.analyses.collapse import Options, digest, table
+from rankbench.analysing.runner import measure
 from rankbench.analysing.subjects import fresh_subjects
 from rankbench.commands.compose import compose
 from rankbench.config.keys import ConfigError
@@ -27,7 +27,6 @@ from rankbench.measures.norms import composite_norm, own_rounding, residual_matr
 from rankbench.measures.residual_coordinates import log_residual, log_size, residual_coordinates
 from rankbench.measures.residual_propagation import check, log_lemma_constant, mean_errors, propagate
 from rankbench.measures.rounding import states_with_floors
-from rankbench.model import initial_model
 from rankbench.model.network import run, without
 from rankbench.model.transformer import Transformer
 from rankbench.plots.collapse import draw_collapse
@@ -674,12 +673,9 @@ def test_two_opposite_tokens_have_a_relative_residual_of_one_at_every_depth():
     assert close.log10_measured.to_numpy() == pytest.approx(close.log10_residual.to_numpy(), abs=1e-6)
 
 
-def test_rounding_does_not_stand_as_a_measurement(model_config, sorting_task):
+def test_rounding_does_not_stand_as_a_measurement(fresh_subject):
     """Without skips, behind an MLP of ratio 4: the residual is 1e-53 and less, and rounding leaves 1e-13 of it."""
-    task, cfg = sorting_task(length=16), model_config(layers=8, width=96, mlp_ratio=4)
-    batch = task.sample(8, torch.Generator().manual_seed(0))
-    model = initial_model(cfg, task, 0).requires_grad_(False).double()
-    subject = Subject("fresh", 0, task, batch, batch, {"initialised": model})
+    subject = fresh_subject(0, sequences=8, length=16, layers=8, width=96, mlp_ratio=4)
     measured = table(subject, options("no_skip", sequences=8)).set_index("layer")
     assert (measured.log10_residual[5:] < -50).all()
     assert (measured.below_floor[5:] == 1).all() and measured.log10_measured[5:].isna().all()
@@ -688,13 +684,9 @@ def test_rounding_does_not_stand_as_a_measurement(model_config, sorting_task):
     of_residual = ANALYSES["residual"]
     states = of_residual.table(subject, of_residual.options(["no_skip"], 8, None, 10.0))
     assert (states[(states.layer >= 5) & (states.sublayer != "weights")].below_floor == 1).all()
-    drawn = {
-        line.get_label(): line for line in draw_collapse(with_who(measured.reset_index(), **subject.who)).axes[0].lines
-    }
-    rings = [
-        line for line in draw_collapse(with_who(measured.reset_index(), **subject.who)).axes[0].lines if is_ring(line)
-    ]
-    assert [max(ring.get_xdata()) for ring in rings] == [3] and "rounding error of a forward pass" in drawn
+    lines = draw_collapse(with_who(measured.reset_index(), **subject.who)).axes[0].lines
+    assert [max(line.get_xdata()) for line in lines if is_ring(line)] == [3]
+    assert "rounding error of a forward pass" in {line.get_label() for line in lines}
 
 
 def is_ring(line):
@@ -733,11 +725,7 @@ def test_a_disagreement_is_told(make_subject, monkeypatch, caplog):
 
 
 def several(make_subject, **changes):
-    parts = [
-        with_who(table(subject, options("full", "no_mlp")), **subject.who)
-        for subject in (make_subject(s, **changes) for s in (3, 4))
-    ]
-    return pd.concat(parts, ignore_index=True)
+    return measure("collapse", options("full", "no_mlp"), [make_subject(seed, **changes) for seed in (3, 4)])
 
 
 def test_the_digest_shows_residuals_and_the_last_exponent(make_subject):

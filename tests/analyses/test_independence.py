@@ -17,13 +17,13 @@ from rows import pick
 from shipped import options_of
 
 from rankbench.analyses import Subject, independence
+from rankbench.analysing.runner import measure
 from rankbench.config.keys import ConfigError
 from rankbench.measures import cross_gradients, dependence
 from rankbench.measures.frozen_network import FrozenNetwork, sums_by_length, with_signs
 from rankbench.measures.paths import all_paths, joint_network, sums_of_groups
 from rankbench.measures.recomputed_network import RecomputedNetwork
 from rankbench.plots.independence import draw_independence
-from rankbench.runs.tables import with_who
 from rankbench.seeds import generator_for
 
 EXACT = {"rel": 1e-10, "abs": 1e-12}  # float64, a few hundred operations in another order
@@ -323,9 +323,7 @@ def test_too_small_a_test_set_is_refused(make_subject):
 
 @pytest.fixture(scope="module")
 def table_of_three_seeds(make_subject):
-    parts = [make_subject(seed) for seed in (3, 4, 5)]
-    tables = [with_who(independence.table(subject, options()), **subject.who) for subject in parts]
-    return pd.concat(tables, ignore_index=True)
+    return measure("independence", options(), [make_subject(seed) for seed in (3, 4, 5)])
 
 
 def test_the_digest_shows_mean_sizes(table_of_three_seeds):

@@ -5,20 +5,19 @@ import itertools
 import math
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from breadth import some
 from shipped import options_of
 
 from rankbench import judging
-from rankbench.analyses import ANALYSES, Subject, laws
+from rankbench.analyses import ANALYSES, laws
+from rankbench.analysing.runner import measure
 from rankbench.config.model import ModelConfig
 from rankbench.measures import causal_averages, entropy_bound
 from rankbench.measures import signal_propagation as propagation
 from rankbench.measures.attention_matrices import beside_independent
 from rankbench.measures.law import LAWS
-from rankbench.model import initial_model
 from rankbench.model.bare import drawn_network, with_identity_values
 from rankbench.model.network import run
 from rankbench.model.norm import Norm
@@ -36,7 +35,6 @@ from rankbench.papers.sun_2025 import depth_curse
 from rankbench.papers.wu_2024 import layernorm_rank
 from rankbench.papers.wu_2025 import position_bias
 from rankbench.papers.xie_2025 import stream_collapse
-from rankbench.runs.tables import with_who
 
 CLAIMS = {name: claim for name, claim in judging.CLAIMS.items() if claim.table == "laws"}
 # By law: small sizes at which every seed is within the claim's tolerance.
@@ -359,23 +357,12 @@ def test_accumulated_weights_are_those_that_make_the_states():
 
 
 @pytest.fixture(scope="module")
-def table_of(model_config, sorting_task):
-    task, cfg = sorting_task(), model_config()
-    batch = task.sample(2, torch.Generator().manual_seed(0))
-
+def table_of(fresh_subject):
+    subjects = [fresh_subject(seed) for seed in (0, 1)]
     two_seeds = set(list(LAWS)[::6])  # what differs between seeds is the same code for all laws
-
-    @functools.cache
-    def make(law):
-        seeds = 2 if law in two_seeds else 1
-        options = options_of("laws", law=law, **SMALL[law])
-        parts = []
-        for seed in range(seeds):
-            subject = Subject("fresh", seed, task, batch, batch, {"initialised": initial_model(cfg, task, seed)})
-            parts.append(with_who(laws.table(subject, options), **subject.who))
-        return pd.concat(parts, ignore_index=True)
-
-    return make
+    return functools.cache(
+        lambda law: measure("laws", options_of("laws", law=law, **SMALL[law]), subjects[: 1 + (law in two_seeds)])
+    )
 
 
 def test_every_law_has_a_claim_and_sizes_here():

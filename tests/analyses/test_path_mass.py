@@ -15,6 +15,7 @@ from rows import pick
 from shipped import options_of
 
 from rankbench.analyses import Subject, path_mass, pruning
+from rankbench.analysing.runner import measure
 from rankbench.config.keys import ConfigError
 from rankbench.measures.attention_matrices import attention_metrics
 from rankbench.measures.frozen_network import FrozenNetwork, sums_by_last_head, sums_by_length, sums_through_heads
@@ -22,12 +23,10 @@ from rankbench.measures.paths import all_paths, sums_of_groups
 from rankbench.model.network import run
 from rankbench.plots.path_mass import draw_path_mass
 from rankbench.plots.pruning import draw_pruning
-from rankbench.runs.tables import with_who
 
 EXACT = {"rel": 1e-10, "abs": 1e-12}  # float64, a few hundred operations in another order
 LAYERS, HEADS = 3, 2
 PATHS = np.concatenate([all_paths(LAYERS, HEADS, length) for length in range(LAYERS + 1)])
-ANALYSES = {"path_mass": path_mass, "pruning": pruning}
 
 
 @pytest.fixture(scope="session")
@@ -224,13 +223,8 @@ def test_too_many_paths_are_refused(make_subject):
 
 @pytest.fixture(scope="module")
 def tables(make_subject):
-    parts = [make_subject(seed) for seed in (3, 4, 5)]
-    return {
-        name: pd.concat(
-            [with_who(module.table(subject, options_of(name)), **subject.who) for subject in parts], ignore_index=True
-        )
-        for name, module in ANALYSES.items()
-    }
+    subjects = [make_subject(seed) for seed in (3, 4, 5)]
+    return {name: measure(name, options_of(name), subjects) for name in ("path_mass", "pruning")}
 
 
 def test_digests_show_means(tables):

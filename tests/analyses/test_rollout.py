@@ -16,10 +16,11 @@ from shipped import options_of
 
 from rankbench import plots
 from rankbench.analyses import ANALYSES, Subject, rollout
+from rankbench.analysing.runner import measure
 from rankbench.config.keys import ConfigError
 from rankbench.model import initial_model
 from rankbench.plots.rollout import HIGHEST, LOWEST
-from rankbench.runs.tables import read_table, with_who, write_table
+from rankbench.runs.tables import read_table, write_table
 from rankbench.seeds import generator_for
 from rankbench.tasks import build_task
 
@@ -149,13 +150,11 @@ def test_another_task_has_no_trajectory(sorting_task):
 @pytest.fixture(scope="module")
 def whole(task, solvable):
     """Four seeds: three collapse, one escapes."""
-    parts = []
+    subjects, c = [], 10.0
     for seed, share in enumerate((1.01, 1.02, 1.05, 0.9)):
-        c = 10.0
         models = {"trained": solvable(c, share * balanced(c)), "initialised": solvable(c, 1.0)}
-        subject = subject_of(task, seed, **models)
-        parts.append(with_who(rollout.table(subject, options(steps=60, every=5)), **subject.who))
-    return pd.concat(parts, ignore_index=True)
+        subjects.append(subject_of(task, seed, **models))
+    return measure("rollout", options(steps=60, every=5), subjects)
 
 
 def test_the_figure_is_that_of_the_csv_byte_for_byte(whole, tmp_path):

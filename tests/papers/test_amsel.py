@@ -9,12 +9,12 @@ from judged import assert_holds_and_fails
 from rows import verdict
 from shipped import options_of
 
-from rankbench.analyses import ANALYSES, Subject
+from rankbench.analyses import Subject
+from rankbench.analysing.runner import measure
 from rankbench.judging import judge, published
 from rankbench.model import initial_model
 from rankbench.papers import amsel, garg_2022
 from rankbench.papers.amsel import LEARNED_ERROR
-from rankbench.runs.tables import with_who
 from rankbench.tasks.nearest_neighbor import NearestNeighbor
 
 AMSEL = amsel.CLAIMS | garg_2022.CLAIMS
@@ -63,11 +63,10 @@ def theory_table(model_config):
     options = options_of("rank_theory", **small, tokens=[4], matrices=2)
     task = NearestNeighbor("nearest_neighbor", 12, 2, "nearest", "separate", None, 1)
     cfg = model_config(layers=1, heads=1, width=12, read_in="identity", read_out="identity")
-    parts = []
-    for seed in range(3):
-        subject = Subject("fresh", seed, task, None, None, {"initialised": initial_model(cfg, task, seed)})
-        parts.append(with_who(ANALYSES["rank_theory"].table(subject, options), **subject.who))
-    return pd.concat(parts, ignore_index=True)
+    subjects = [
+        Subject("fresh", seed, task, None, None, {"initialised": initial_model(cfg, task, seed)}) for seed in range(3)
+    ]
+    return measure("rank_theory", options, subjects)
 
 
 def changed(table, form, factor=1.0, add=0.0, kind="measured"):

@@ -7,21 +7,17 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.stats
-import torch
 from judged import assert_holds_and_fails, outcomes
-from shipped import shipped
+from shipped import options_of
 
-from rankbench.analyses import ANALYSES, Subject
-from rankbench.config.keys import typed
+from rankbench.analysing.runner import measure
 from rankbench.judging import judge, published, verdict_line
 from rankbench.judging.residual_left import layers_ahead
-from rankbench.model import initial_model
 from rankbench.papers import wu_2024
 from rankbench.papers.dong_2021.collapse import COLLAPSE
 from rankbench.papers.dong_2021.layernorm import NORMS
 from rankbench.papers.dong_2021.paths import PATHS
 from rankbench.runs.intervals import interval95
-from rankbench.runs.tables import with_who
 
 BOTH = ("trained", "initialised")
 CLAIMED = PATHS | COLLAPSE | NORMS | wu_2024.CLAIMS
@@ -448,22 +444,10 @@ def test_an_exact_sum_has_a_logarithm():
 # --- on networks ------------------------------------------------------------------------------------------------------
 
 
-def tables_of(model_config, sorting_task, names, options, **changes):
+def tables_of(fresh_subject, names, options, **changes):
     """The tables of the analyses `names` of three fresh networks, in float64."""
-    more = {name: {"views": None, "sink_ratio": 10.0} if name == "residual" else {} for name in names}
-    task, parts = sorting_task(length=8, test_size=4), {name: [] for name in names}
-    for seed in range(3):
-        model = (
-            initial_model(model_config(**{"layers": 6, "width": 16, **changes}), task, seed)
-            .double()
-            .requires_grad_(False)
-        )
-        batch = task.sample(4, torch.Generator().manual_seed(seed))
-        subject = Subject("fresh", seed, task, batch, batch, {"initialised": model})
-        for name in names:
-            table = ANALYSES[name].table(subject, ANALYSES[name].options(**options, **more[name]))
-            parts[name].append(with_who(table, **subject.who))
-    return {name: pd.concat(tables, ignore_index=True) for name, tables in parts.items()}
+    subjects = [fresh_subject(seed, **{"layers": 6, "width": 16, **changes}) for seed in range(3)]
+    return {name: measure(name, options_of(name, **options), subjects) for name in names}
 
 
 EVERYTHING = {"variants": ["full", "no_mlp", "no_skip", "attention_only", "attention_only_no_norm"], "sequences": 4}
@@ -486,18 +470,18 @@ EVERYTHING = {"variants": ["full", "no_mlp", "no_skip", "attention_only", "atten
     ],
     ids=["transformer", "no skip", "no MLP", "attention only"],
 )
-def test_what_a_network_has_decides_which_claims_speak_of_it(model_config, sorting_task, changes, silent):
-    (table,) = tables_of(model_config, sorting_task, ["collapse"], EVERYTHING, **changes).values()
+def test_what_a_network_has_decides_which_claims_speak_of_it(fresh_subject, changes, silent):
+    (table,) = tables_of(fresh_subject, ["collapse"], EVERYTHING, **changes).values()
     names = ("dong_fig2_skips", "dong_fig2_mlps_do_not_help", "dong_fig2_collapses")
     verdicts = {name: judge(name, table)[0] for name in names}
     assert {name for name, verdict in verdicts.items() if verdict["reason"] == SPOKEN_OF} == silent
     assert verdicts["dong_fig2_collapses"]["measured"] == 1
 
 
-def test_layernorm_is_judged_far_below_rounding(model_config, sorting_task):
+def test_layernorm_is_judged_far_below_rounding(fresh_subject):
     """Where a plain forward pass shows rounding for both, which are of the same size whatever the networks do."""
     options = {"variants": ["attention_only", "attention_only_no_norm"], "sequences": 4}
-    tables = tables_of(model_config, sorting_task, ["collapse", "residual"], options, heads=1, bias=False)
+    tables = tables_of(fresh_subject, ["collapse", "residual"], options, heads=1, bias=False)
     last = tables["residual"].query("layer == 6 and sublayer != 'weights'")
     assert (last.relative_residual < 1e-13).all()
     (role,) = judge("dong_layernorm_plays_no_role", tables["collapse"])
@@ -511,9 +495,9 @@ def test_layernorm_is_judged_far_below_rounding(model_config, sorting_task):
     assert collapses["outcome"] == "held" and collapses["is_bound"]
 
 
-def test_the_bound_is_judged_on_every_layer(model_config, sorting_task):
+def test_the_bound_is_judged_on_every_layer(fresh_subject):
     options = {"variants": ["attention_only_no_norm"], "sequences": 4}
-    (table,) = tables_of(model_config, sorting_task, ["bounds"], options, init_gain=0.5).values()
+    (table,) = tables_of(fresh_subject, ["bounds"], options, init_gain=0.5).values()
     broken = table.assign(slack_min=table.slack_min.where(table.layer != 6, -0.1))
     for name, bound in (("dong_bound_holds", "theorem"), ("dong_lemma_holds", "layer")):
         bounded = table[(table.bound == bound) & (table.layer > 0)]
@@ -523,19 +507,15 @@ def test_the_bound_is_judged_on_every_layer(model_config, sorting_task):
         assert judge(name, broken)[0]["outcome"] == "failed"
 
 
-def test_values_of_zero_keep_the_residual(model_config, sorting_task):
+def test_values_of_zero_keep_the_residual(fresh_subject):
     plain = {"values": "zero", "bias": False, "mlp": False, "mlp_skip": False, "norm": "none"}
-    (table,) = tables_of(
-        model_config, sorting_task, ["residual"], {"variants": ["full"], "sequences": 4}, **plain
-    ).values()
+    (table,) = tables_of(fresh_subject, ["residual"], {"variants": ["full"], "sequences": 4}, **plain).values()
     (verdict,) = judge("dong_claim31", table)
     assert (verdict["outcome"], verdict["measured"]) == ("passed", 0.0)
 
 
-def test_an_untrained_network_is_not_judged_on_its_paths(model_config, sorting_task):
-    options = shipped("analysis/paths") | {"repeats": 2}
-    options = vars(typed(ANALYSES["paths"].options, options, "analysis.paths"))
-    (table,) = tables_of(model_config, sorting_task, ["paths"], options, layers=3).values()
+def test_an_untrained_network_is_not_judged_on_its_paths(fresh_subject):
+    (table,) = tables_of(fresh_subject, ["paths"], {"repeats": 2}, layers=3).values()
     for name, claim in PATHS.items():
         if claim.table == "paths":
             wanted = "passed" if claim.is_check else "failed" if "_whole_" in name else "undecided"

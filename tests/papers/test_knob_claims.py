@@ -5,14 +5,12 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from judged import assert_holds_and_fails
+from shipped import options_of
 
-from rankbench.analyses import ANALYSES, Subject
+from rankbench.analysing.runner import measure
 from rankbench.judging import CLAIMS, judge
 from rankbench.judging.residual_left import kept_measured
-from rankbench.model import initial_model
-from rankbench.runs.tables import with_who
 
 OTHERS = {"paths_sum_to_output", "blog_saturation_collapses"}
 KNOBS = {name: claim for name, claim in CLAIMS.items() if name.startswith(("knob_", "paths_")) ^ (name in OTHERS)}
@@ -327,25 +325,20 @@ def test_other_keys_of_the_sweep_are_judged_one_by_one():
 PLAIN = {"layers": 12, "width": 16, "heads": 2, "mlp": False, "mlp_skip": False, "bias": False}
 
 
-def sweep(model_config, sorting_task, analysis, key, values, **changes):
+def sweep(fresh_subject, analysis, key, values, **changes):
     """The table of a sweep over a key of the model, three fresh networks at each value, in float64."""
-    task, parts = sorting_task(length=8, test_size=4), []
+    parts = []
     for value in values:
-        for seed in range(3):
-            cfg = model_config(**{**PLAIN, **changes, key.removeprefix("model."): value})
-            model = initial_model(cfg, task, seed).double().requires_grad_(False)
-            batch = task.sample(4, torch.Generator().manual_seed(seed))
-            subject = Subject("fresh", seed, task, batch, batch, {"initialised": model})
-            table = ANALYSES[analysis].table(
-                subject, ANALYSES[analysis].options(["full"], 4, *([None, 10.0] if analysis == "residual" else []))
-            )
-            parts.append(with_who(table, **subject.who).assign(**{key: str(value)}))
+        keys = {**PLAIN, **changes, key.removeprefix("model."): value}
+        subjects = [fresh_subject(seed, **keys) for seed in range(3)]
+        table = measure(analysis, options_of(analysis, variants=["full"], sequences=4), subjects)
+        parts.append(table.assign(**{key: str(value)}))
     return pd.concat(parts, ignore_index=True)
 
 
-def test_skips_between_networks_that_collapse_far_below_rounding(model_config, sorting_task):
+def test_skips_between_networks_that_collapse_far_below_rounding(fresh_subject):
     """A lambda of 0 and one of 1e-6 both leave less than rounding: in residual coordinates they are told apart."""
-    table = sweep(model_config, sorting_task, "collapse", SKIP, (0.0, 1e-6, 8.0), norm_affine=False)
+    table = sweep(fresh_subject, "collapse", SKIP, (0.0, 1e-6, 8.0), norm_affine=False)
     last = table[table.layer == 12].groupby(SKIP).log10_relative_residual.max()
     assert last["0.0"] < last["1e-06"] < -30 and last["8.0"] > -1
     (verdict,) = judge("knob_lambda_skip", table, SKIP)
@@ -353,9 +346,9 @@ def test_skips_between_networks_that_collapse_far_below_rounding(model_config, s
     assert judge("knob_lambda_skip_enough", table, SKIP)[0]["outcome"] == "held"
 
 
-def test_mixes_that_rounding_hides_are_not_compared(model_config, sorting_task):
+def test_mixes_that_rounding_hides_are_not_compared(fresh_subject):
     plain = {"skip": False, "norm": "none", "init": "glorot"}
-    table = sweep(model_config, sorting_task, "residual", MIX, (1.0, 2.0), mix_identity=0.0, **plain)
+    table = sweep(fresh_subject, "residual", MIX, (1.0, 2.0), mix_identity=0.0, **plain)
     last = table[(table.layer == 12) & (table.sublayer == "attention")]
     assert (last.below_floor > 0).all()
     (verdict,) = judge("knob_identity_mix", table, MIX)
@@ -363,9 +356,9 @@ def test_mixes_that_rounding_hides_are_not_compared(model_config, sorting_task):
 
 
 @pytest.mark.further
-def test_orthogonal_values_keep_the_rank_of_the_residual(model_config, sorting_task):
+def test_orthogonal_values_keep_the_rank_of_the_residual(fresh_subject):
     plain = {"skip": False, "norm": "none", "init": "glorot", "mix_identity": 1.0, "mix_attention": 0.1}
-    table = sweep(model_config, sorting_task, "residual", VALUES, ("free", "orthogonal"), layers=24, **plain)
+    table = sweep(fresh_subject, "residual", VALUES, ("free", "orthogonal"), layers=24, **plain)
     ranks = table[(table.layer == 24) & (table.sublayer == "attention")].groupby(VALUES).effective_rank_centred.mean()
     assert ranks["orthogonal"] > 2 * ranks["free"] and np.isfinite(ranks).all()
     (verdict,) = judge("knob_orthogonal_values", table, VALUES)
