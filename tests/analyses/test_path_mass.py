@@ -18,7 +18,7 @@ from rankbench.analyses import Subject, path_mass, pruning
 from rankbench.analysing.runner import measure
 from rankbench.config.keys import ConfigError
 from rankbench.measures.attention_matrices import attention_metrics
-from rankbench.measures.frozen_network import FrozenNetwork, sums_by_last_head, sums_by_length, sums_through_heads
+from rankbench.measures.frozen_network import FrozenNetwork, sums_by_last_head, sums_by_length
 from rankbench.measures.paths import all_paths, sums_of_groups
 from rankbench.model.network import run
 from rankbench.plots.path_mass import draw_path_mass
@@ -71,22 +71,6 @@ def loss_and_accuracy(outputs, targets):
 
 @pytest.mark.parametrize("mlp", ["gate", "source"])
 @pytest.mark.parametrize("changes", STRUCTURES, ids=str)
-def test_sums_through_heads_by_enumeration(make_subject, changes, mlp):
-    subject = make_subject(**changes)
-    network = FrozenNetwork(subject.network, subject.test.inputs, mlp)
-    got = sums_through_heads(network)
-    outputs, _, paths = each_path(subject.network, subject.test.inputs, mlp)
-    present_BN1 = (subject.test.inputs >= 0)[..., None]
-    for layer, head in itertools.product(range(LAYERS), range(HEADS)):
-        wanted = outputs[paths[:, layer] == head + 1].sum(0)
-        torch.testing.assert_close(got[layer, head] * present_BN1, wanted, rtol=1e-10, atol=1e-11)
-    by_length = network.by_length().by_length_KBND
-    counted = (torch.arange(LAYERS + 1)[:, None, None, None] * by_length).sum(0)
-    torch.testing.assert_close(got.sum((0, 1)), counted, rtol=1e-10, atol=1e-11)
-
-
-@pytest.mark.parametrize("mlp", ["gate", "source"])
-@pytest.mark.parametrize("changes", STRUCTURES, ids=str)
 def test_sums_by_last_head_by_enumeration(make_subject, changes, mlp):
     subject = make_subject(**changes)
     outputs, _, paths = each_path(subject.network, subject.test.inputs, mlp)
@@ -101,13 +85,14 @@ def test_sums_by_last_head_by_enumeration(make_subject, changes, mlp):
         torch.testing.assert_close(sum_BND * present_BN1, wanted, rtol=1e-10, atol=1e-11)
 
 
+@pytest.mark.parametrize("mlp", ["gate", "source"])
 @pytest.mark.parametrize("changes", STRUCTURES, ids=str)
-def test_every_number_of_path_mass_by_enumeration(make_subject, changes, monkeypatch):
+def test_every_number_of_path_mass_by_enumeration(make_subject, changes, mlp, monkeypatch):
     subject = make_subject(**changes)
     model, test = subject.network, subject.test
     monkeypatch.setattr(path_mass, "NUMBERS_AT_A_TIME", 800)  # several chunks of sequences
-    table = path_mass.table(subject, options_of("path_mass"))
-    outputs, bias, paths = each_path(model, test.inputs)
+    table = path_mass.table(subject, options_of("path_mass", mlp=mlp))
+    outputs, bias, paths = each_path(model, test.inputs, mlp)
     present_BN1 = (test.inputs >= 0)[..., None]
     state = outputs.sum(0) + bias * present_BN1
     parts = {("length", k): paths_of for k in range(LAYERS + 1) if (paths_of := (paths > 0).sum(1) == k).any()}

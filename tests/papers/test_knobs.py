@@ -4,20 +4,16 @@ networks.
 Shapes: B batch, N token, D width.
 """
 
-import math
-
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from omegaconf import OmegaConf
 from test_knob_claims import KNOBS
 
-from rankbench.analyses import ANALYSES, Subject, collapse, residual
+from rankbench.analyses import Subject, collapse, residual
 from rankbench.config.schema import conf_dir
 from rankbench.measures.states import state_metrics
 from rankbench.model import initial_model
-from rankbench.plots.pages import pages_of_analysis
 
 BOTH = ("trained", "initialised")
 
@@ -37,44 +33,6 @@ def test_a_trained_classifier_has_its_accuracy_beside_the_residual(model_config,
     fresh = Subject("fresh", 0, task, batch, batch, {"initialised": models["initialised"]})
     assert "whole_accuracy" not in residual.table(fresh, residual.Options(["full"], 3, None, 10.0))
     assert "whole_accuracy" not in collapse.table(fresh, collapse.Options(["full"], 3))
-
-
-def states(share, **more):
-    """A residual table of one variant and five seeds: .5 at the embedding, about .5 * share behind layer 2."""
-    rows = [
-        {"seed": seed, "weights": "initialised", "variant": "full", "layer": layer, "sublayer": sublayer}
-        | {"relative_residual": value, "relative_noise_floor": 1e-15, "dtype": "float64", **more}
-        for seed in range(5)
-        for layer, sublayer, value in (
-            (0, "input", 0.5),
-            (1, "attention", 0.4),
-            (1, "mlp", 0.3),
-            (2, "weights", math.nan),
-            (2, "attention", 3.5 * share),
-            (2, "mlp", 0.5 * share * (1 + 0.01 * seed)),
-        )
-    ]
-    return pd.DataFrame(rows)
-
-
-def test_one_variant_alone_has_the_facets_values_as_lines():
-    scales = ("1", "0.5", "0.204")
-    table = pd.concat([states(0.1 * n, **{"model.branch_scale": s}) for n, s in enumerate(scales, 1)])
-
-    def drawn(rows):
-        (page,) = pages_of_analysis(rows, ["model.branch_scale"], None, None, None, "variant", (), 24)
-        return ANALYSES["residual"].figure(page.rows, None, page.facet).axes
-
-    (axes,) = drawn(table)
-    lines = {line.get_label(): line.get_ydata() for line in axes.get_lines() if line.get_label()[0] != "_"}
-    assert list(lines) == [f"model.branch_scale={scale}" for scale in scales]
-    for number, values in enumerate(lines.values(), 1):
-        mean = 0.5 * 0.1 * number * np.exp(np.log(1 + 0.01 * np.arange(5)).mean())
-        np.testing.assert_allclose(values, [0.5, 0.3, mean], rtol=1e-12)
-    both = pd.concat([table, table.assign(variant="no_mlp")])
-    assert len(drawn(both)) == 3
-    many = pd.concat([table.assign(**{"model.branch_scale": str(number)}) for number in range(7)])
-    assert len(drawn(many)) == 7  # colours would come twice
 
 
 # --- presets ----------------------------------------------------------------------------------------------------------
