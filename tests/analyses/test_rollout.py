@@ -14,13 +14,11 @@ import pytest
 import torch
 from shipped import options_of
 
-from rankbench import plots
 from rankbench.analyses import ANALYSES, Subject, rollout
 from rankbench.analysing.runner import measure
 from rankbench.config.keys import ConfigError
 from rankbench.model import initial_model
 from rankbench.plots.rollout import HIGHEST, LOWEST
-from rankbench.runs.tables import read_table, write_table
 from rankbench.seeds import generator_for
 from rankbench.tasks import build_task
 
@@ -155,14 +153,6 @@ def whole(task, solvable):
         models = {"trained": solvable(c, share * balanced(c)), "initialised": solvable(c, 1.0)}
         subjects.append(subject_of(task, seed, **models))
     return measure("rollout", options(steps=60, every=5), subjects)
-
-
-def test_the_figure_is_that_of_the_csv_byte_for_byte(whole, tmp_path):
-    write_table(whole, tmp_path / "table.csv")
-    pairs = [plots.save(ANALYSES["rollout"].figure(table, None, None), tmp_path / name) for name, table in
-             (("memory", whole), ("disk", read_table(tmp_path / "table.csv")))]  # fmt: skip
-    for from_memory, from_disk in zip(*pairs, strict=True):
-        assert from_memory.read_bytes() == from_disk.read_bytes() and from_memory.stat().st_size > 5000
 
 
 def test_the_figure_shows_means_of_logarithms_and_every_facet(whole):
