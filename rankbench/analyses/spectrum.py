@@ -13,9 +13,9 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from itertools import accumulate, chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -166,14 +166,27 @@ def _layers(read: ReadModule, name: str) -> list[LayerState]:
         return []
 
 
-class _Values(NamedTuple):
-    """Of one kind of X: numbers of each length and sequence, (K, B), or of each sequence, (1, B); the largest
-    remainder; the kinds of frozen parts in their order; the machine epsilon of X."""
+@dataclass
+class _Values:
+    """Of one kind of X, a few sequences at a time: numbers of each length and sequence, (K, B), or of each sequence,
+    (1, B); the largest remainder; the kinds of frozen parts in their order; the machine epsilon of X."""
 
-    numbers: dict[str, Tensor]
-    remainder: float
-    frozen: dict[str, None]
-    unit: float
+    chunks: dict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
+    remainder: float = 0.0
+    frozen: dict[str, None] = field(default_factory=dict)
+    unit: float = 0.0
+
+    def add(self, numbers: dict[str, Tensor], sums: Sums) -> None:
+        for name, values in numbers.items():
+            self.chunks[name].append(values)
+        self.remainder = max(self.remainder, sums.remainder)
+        self.frozen |= dict.fromkeys(part.kind for part in sums.frozen)
+        self.unit = torch.finfo(sums.state_BND.dtype).eps
+
+    @cached_property
+    def numbers(self) -> dict[str, Tensor]:
+        """Those of all sequences, once all are added."""
+        return {name: torch.cat(parts, -1).double().cpu() for name, parts in self.chunks.items()}
 
 
 def _of_layer(values: _Values, resamples: int) -> dict[str, Any]:
@@ -185,34 +198,13 @@ def _of_layer(values: _Values, resamples: int) -> dict[str, Any]:
     return row | {"remainder": values.remainder, "frozen": "; ".join(values.frozen)}
 
 
-@dataclass
-class _Chunks:
-    """The same of a few sequences at a time."""
-
-    numbers: dict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
-    remainder: float = 0.0
-    frozen: dict[str, None] = field(default_factory=dict)
-    unit: float = 0.0
-
-    def add(self, numbers: dict[str, Tensor], sums: Sums) -> None:
-        for name, values in numbers.items():
-            self.numbers[name].append(values)
-        self.remainder = max(self.remainder, sums.remainder)
-        self.frozen |= dict.fromkeys(part.kind for part in sums.frozen)
-        self.unit = torch.finfo(sums.state_BND.dtype).eps
-
-    def joined(self) -> _Values:
-        whole = {name: torch.cat(parts, -1).double().cpu() for name, parts in self.numbers.items()}
-        return _Values(whole, self.remainder, self.frozen, self.unit)
-
-
 def _values(
     read: ReadModule, layers: list[LayerState], example: Example, value_biases: str, refuse: bool
 ) -> tuple[dict[str, _Values], dict[int, _Values], list[int]]:
     """The values of each kind of X that the module has, and of each of these layers' states, by its index; and the
     number of paths of each length."""
-    parts: dict[str, _Chunks] = defaultdict(_Chunks)
-    of_layers: dict[int, _Chunks] = defaultdict(_Chunks)
+    parts: dict[str, _Values] = defaultdict(_Values)
+    of_layers: dict[int, _Values] = defaultdict(_Values)
     num_paths: list[int] = []
     has_constant = read.upto is None
     for chunk, tape in counted(
@@ -232,11 +224,11 @@ def _values(
         if layers:
             for number, sums in sums_after_layers(tape, layers, value_biases, refuse):
                 of_layers[number].add(_numbers_of_layer(sums, chunk), sums)
-    joined = {kind: chunks.joined() for kind, chunks in parts.items()}
-    for of_kind in joined.values():  # whatever X is, the loss is that of the output
-        of_kind.numbers.update({name: joined["output"].numbers[name] for name in (*SCORED, *WHOLE, *BESIDE, *LATER)})
+    for of_kind in parts.values():  # whatever X is, the loss is that of the output
+        of_output = parts["output"].numbers
+        of_kind.numbers.update({name: of_output[name] for name in (*SCORED, *WHOLE, *BESIDE, *LATER)})
         of_kind.numbers[EXCESS] = of_kind.numbers["loss_upto"] - of_kind.numbers["whole_loss"]
-    return joined, {number: of_layers[number].joined() for number in sorted(of_layers)}, num_paths
+    return parts, dict(sorted(of_layers.items())), num_paths
 
 
 def _numbers_of_layer(sums: Sums, chunk: Example) -> dict[str, Tensor]:
