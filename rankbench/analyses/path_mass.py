@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any
 
 import pandas as pd
@@ -67,10 +68,9 @@ def _of_network(subject: Subject, options: Options) -> pd.DataFrame:
     model = subject.network
     layers, heads, skip = model.path_choices
     test = subject.test[: options.sequences]
-    parts: list[dict] = [{"part": "length", "path_length": k} for k in range(layers + 1)]
-    parts += [{"part": "bias"}]
-    heads_of_layers = [(layer, head) for layer in range(1, layers + 1) for head in range(1, heads + 1)]
-    parts += [{"part": "head", "layer": layer, "head": head} for layer, head in heads_of_layers]
+    parts: list[dict] = [{"part": "length", "path_length": k} for k in range(layers + 1)] + [{"part": "bias"}]
+    for layer, head in product(range(1, layers + 1), range(1, heads + 1)):
+        parts.append({"part": "head", "layer": layer, "head": head})
     numbers = len(parts) * test.inputs.shape[1] * model.width
     at_a_time = max(1, NUMBERS_AT_A_TIME // numbers)
     sums = [_sums(model, batch, options.mlp) for batch in chunks(test, at_a_time, "path_mass: sequences")]
@@ -111,25 +111,16 @@ def _parts_of(network: FrozenNetwork) -> Tensor:
     return torch.cat([by_length_KBND, bias_BND[None], sums_through_heads(network).flatten(0, 1)])
 
 
-@dataclass(frozen=True)
-class Effects:
-    """Effect on the loss of removing a part: exact, and to first order."""
+def _effects(state: Tensor, targets: Tensor, read_out: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Effect on the loss of removing a part, as a function of the part: <slope, part>, and the loss that is added if
+    it is cut; (2, B). read_out: maps a state to the outputs that are compared with the targets."""
+    slope, loss_B = _slope(state, targets, read_out), _loss_of_each(read_out(state), targets)
 
-    read_out: Callable[[Tensor], Tensor]
-    state: Tensor
-    targets: Tensor
-    slope: Tensor
-    loss_B: Tensor
+    def of(part: Tensor) -> Tensor:
+        loss_without_B = _loss_of_each(read_out(state - part), targets)
+        return torch.stack([(part * slope).flatten(1).sum(1), loss_without_B - loss_B])
 
-    @classmethod
-    def on(cls, state: Tensor, targets: Tensor, read_out: Callable[[Tensor], Tensor]) -> "Effects":
-        """read_out: maps a state to the outputs that are compared with the targets."""
-        return cls(read_out, state, targets, _slope(state, targets, read_out), _loss_of_each(read_out(state), targets))
-
-    def of(self, part: Tensor) -> Tensor:
-        """<slope, part>, and the loss that is added if the part is cut; (2, B)."""
-        loss_without_B = _loss_of_each(self.read_out(self.state - part), self.targets)
-        return torch.stack([(part * self.slope).flatten(1).sum(1), loss_without_B - self.loss_B])
+    return of
 
 
 def _slope(state: Tensor, targets: Tensor, read_out: Callable[[Tensor], Tensor]) -> Tensor:
@@ -151,8 +142,8 @@ def _below_floor(subject: Subject, batch: Batch, mlp: str) -> dict[str, Tensor]:
     def measured(copies: int) -> tuple[Tensor, Tensor]:
         network = FrozenNetwork(model, side_by_side(batch.inputs, copies), mlp)
         parts_TBND = _parts_of(network)
-        effects = Effects.on(network.state_BND, side_by_side(batch.targets, copies), model.read_out)
-        return parts_TBND, torch.stack([effects.of(part_BND) for part_BND in parts_TBND], dim=1)
+        effects = _effects(network.state_BND, side_by_side(batch.targets, copies), model.read_out)
+        return parts_TBND, torch.stack([effects(part_BND) for part_BND in parts_TBND], dim=1)
 
     parts_TBND, effects_2TB = measured(1)
     with RandomRounding(generator_for(subject.seed, "rounding")):
@@ -241,11 +232,11 @@ def _below_floor_of(read: ReadModule, example: Example, seed: int) -> list[dict[
     def parts_of(tape: Tape) -> Iterator[Tensor]:
         lengths = read.sums(tape, refuse=False)
         if example.targets is not None:
-            effects = Effects.on(lengths.state_BND, example.targets[: len(lengths.state_BND)], _as_it_is)
+            effects = _effects(lengths.state_BND, example.targets[: len(lengths.state_BND)], _as_it_is)
         for _, part in _parts(read, tape, lengths):
             yield part[None]
             if example.targets is not None:
-                yield effects.of(part).sum(1).view(2, 1, 1, 1)
+                yield effects(part).sum(1).view(2, 1, 1, 1)
 
     each = floors_of_parts(read, example, parts_of, generator_for(seed, "rounding"))
     shares = torch.cat([floors.share_below() for floors in each])
