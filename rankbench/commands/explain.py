@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 from omegaconf import OmegaConf
 
-from rankbench.commands.composition import composed
-from rankbench.commands.reference import METRICS, TABLES, Row, stated, tables_page, written
-from rankbench.commands.usage import rows_with_values, terminal_width
+from rankbench.commands.compose import load_plugins
+from rankbench.commands.reference import METRICS, Row, sections, subject_of
+from rankbench.commands.usage import terminal_width
 from rankbench.config import plugins
-from rankbench.config.keys import ConfigError, closest
+from rankbench.config.keys import ConfigError, closest, entries
 from rankbench.config.schema import SCHEMAS
 
 HELP = """Usage: rankbench explain WORD [WORD ...] [plugins=[a]]
@@ -21,7 +21,7 @@ a table (effective_rank), a preset (dong_fig4_sorting) or a claim (dong_fig2_ski
 plug-in."""
 GROUPS = ("task", "model", "analysis", "optimizer", "cluster", "search")  # whose choices are explained
 Facts = dict[str, str]
-Keys = dict[str, tuple[str, Row, list[str]]]  # each key's heading, row and commands
+Keys = dict[str, tuple[str, Row]]  # each key's heading and row
 
 
 def explained(words: list[str]) -> str:
@@ -49,23 +49,17 @@ def _meanings(word: str, keys: Keys) -> list[Facts]:
 
 
 def _keys() -> Keys:
-    """All keys of all commands."""
+    """All keys of all commands, tasks and analyses."""
+    load_plugins()
     keys: Keys = {}
-    for command in SCHEMAS:
-        for heading, row in rows_with_values(command, composed(command), every_analysis=True):
-            keys.setdefault(row.name, (heading, row, []))[2].append(command)
-    for choice, (heading, rows) in _sections().items():
-        for row in rows:
-            keys.setdefault(row.name, (heading, row, [f"those with {choice}"]))
+    for heading, rows in sections().items():
+        for name, row in rows.items():
+            keys.setdefault(name, (heading, row))
     return keys
 
 
-def _sections() -> dict[str, tuple[str, list[Row]]]:
-    """The keys of each task and analysis."""
-    return stated() if plugins.FOUND else written()
-
-
-def _key(word: str, heading: str, row: Row, commands: list[str]) -> Facts:
+def _key(word: str, heading: str, row: Row) -> Facts:
+    commands = (name for name, schema in SCHEMAS.items() if any(entry.name == word for entry in entries(schema)))
     sets = [
         name
         for name, path in plugins.choices("experiment").items()
@@ -74,7 +68,7 @@ def _key(word: str, heading: str, row: Row, commands: list[str]) -> Facts:
     return {
         word: row.meaning,
         "allowed": row.allowed,
-        "value": f"{row.value} ({commands[0]})",
+        "value": row.value,
         "commands": ", ".join(commands),
         "stated under": heading,
         "set by": ", ".join(sets[:8]) + (f" and {len(sets) - 8} more presets" if len(sets) > 8 else ""),
@@ -86,35 +80,38 @@ def _group(word: str, keys: Keys) -> Iterator[Facts]:
     if names:
         files = plugins.choices(word)
         choices = {f"choices, as {word}={next(iter(files))}": ", ".join(files)} if files else {}
-        commands = ", ".join(dict.fromkeys(command for name in names for command in keys[name][2]))
-        yield {word: f"group of {len(names)} keys; rankbench train --help {word}", **choices, "commands": commands}
+        yield {word: f"group of {len(names)} keys; rankbench train --help {word}", **choices}
 
 
 def _choice(word: str, keys: Keys) -> Iterator[Facts]:
     """A file of a group (a task, a model, an analysis), or a value of a key."""
-    sections = _sections()
+    from rankbench.analyses import ANALYSES
+
+    of_choices = {heading.partition(": ")[0]: rows for heading, rows in sections().items()}
     for group in GROUPS:
         if (path := plugins.choices(group).get(word)) is not None:
             choice = f"analysis=[{word}]" if group == "analysis" else f"{group}={word}"
-            about, columns = _tables().get(word, ("", {})) if group == "analysis" else ("", {})
-            _, rows = sections.get(choice, ("", []))
-            facts = {choice: " ".join(plugins.comments_in(path)), "table": about}
-            yield facts | {"columns": ", ".join(columns), "keys": ", ".join(row.name for row in rows)}
-    for name, (_, row, _) in keys.items():
+            facts = {choice: " ".join(plugins.comments_in(path))}
+            if group == "analysis" and (analysis := ANALYSES.get(word)) is not None:
+                facts |= {"table": subject_of(analysis.table), "columns": ", ".join(analysis.columns)}
+            yield facts | {"keys": ", ".join(of_choices.get(choice, ()))}
+    for name, (_, row) in keys.items():
         if word in row.allowed.split(", ") and not row.allowed.startswith("list"):
             yield {f"{name}={word}": row.meaning}
 
 
 def _measured(word: str, keys: Keys) -> Iterator[Facts]:
     """A metric or a column, with its formula and the analyses that measure it."""
+    from rankbench.analyses import ANALYSES
+
     meanings: dict[str, list[str]] = {}
-    for analysis, (_, columns) in _tables().items():
-        if word in columns:
-            meanings.setdefault(columns[word], []).append(analysis)
+    for name, analysis in ANALYSES.items():
+        if word in analysis.columns:
+            meanings.setdefault(analysis.columns[word], []).append(name)
     formula, source = _formulas().get(word, ("", ""))
-    for meaning, analyses in meanings.items():
-        tables = ", ".join(f"{name}.csv" for name in analyses)
-        command = f"rankbench analyze run=latest analysis=[{analyses[0]}]"
+    for meaning, names in meanings.items():
+        tables = ", ".join(f"{name}.csv" for name in names)
+        command = f"rankbench analyze run=latest analysis=[{names[0]}]"
         facts = {f"{word} (column of {tables})": meaning, "formula": formula, "range, source": source}
         yield facts | {"measured by": command}
 
@@ -145,23 +142,13 @@ def _claim(word: str, keys: Keys) -> Iterator[Facts]:
 
 def _all_words(keys: Keys) -> set[str]:
     """Every word that can be explained."""
+    from rankbench.analyses import ANALYSES
     from rankbench.judging import CLAIMS
 
     groups = {name.partition(".")[0] for name in keys}
     choices = {name for group in (*GROUPS, "experiment") for name in plugins.choices(group)}
-    columns = {name for _, columns in _tables().values() for name in columns}
+    columns = {name for analysis in ANALYSES.values() for name in analysis.columns}
     return {*keys, *groups, *choices, *columns, *CLAIMS}
-
-
-def _tables() -> dict[str, tuple[str, dict[str, str]]]:
-    """The tables of docs/TABLES.md, and those of plug-ins: what each is about, and the meaning of its columns."""
-    tables = {}
-    text = tables_page() if plugins.FOUND else TABLES.read_text(encoding="utf-8")
-    for section in text.split("\n## `")[1:]:
-        heading, _, rest = section.partition("\n")
-        name, _, about = heading.partition("`: ")
-        tables[name] = (about, dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", rest.replace(r"\|", "|"), re.MULTILINE)))
-    return tables
 
 
 def _formulas() -> dict[str, tuple[str, str]]:

@@ -7,7 +7,6 @@ The keys of tasks and analyses are in modules that import torch, which takes sec
 import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from types import ModuleType
 from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
@@ -49,36 +48,51 @@ class Row(NamedTuple):
     allowed: str
 
 
+Sections = dict[str, dict[str, Row]]  # by heading, such as `task=sorting: Sorting letters`, the keys by name
+
+
 def page() -> str:
     """The text of docs/CONFIG.md."""
-    sections: dict[str, dict[str, Row]] = {}
+    return "\n".join([INTRODUCTION, *(_section(heading, rows.values()) for heading, rows in stated().items())])
+
+
+def sections() -> Sections:
+    """The keys of the commands, the tasks and the analyses; also those of plug-ins, where there are any."""
+    return stated() if plugins.FOUND else written()
+
+
+def stated() -> Sections:
+    """The sections of the page from the code. Importing it takes seconds."""
+    from rankbench.analyses import ANALYSES
+    from rankbench.tasks import TASKS
+
+    found: Sections = {}
     for command in SCHEMAS:
         cfg = composed(command)
         if "out" in cfg:
             cfg.out = f"outputs/{command}/<time>{'_<preset or model>' if 'model' in cfg else ''}"
         for heading, item in rows_of(command, cfg):
-            sections.setdefault(heading, {}).setdefault(item.name, item)
-    for choice, (heading, rows) in stated().items():
-        sections[heading.replace(choice, f"`{choice}`", 1)] = {item.name: item for item in rows}
-    return "\n".join([INTRODUCTION, *(_section(heading, rows.values()) for heading, rows in sections.items())])
-
-
-def stated() -> dict[str, tuple[str, list[Row]]]:
-    """The same sections as `written`, from the code, which includes plug-ins. Importing it takes seconds."""
-    from rankbench.analyses import ANALYSES
-    from rankbench.tasks import TASKS
-
+            found.setdefault(heading, {}).setdefault(item.name, item)
     described = {f"task={name}": (f"task.{name}", task, task) for name, task in TASKS.items()}
     described |= {f"analysis=[{name}]": (f"analysis.{name}", a.options, a.table) for name, a in ANALYSES.items()}
-    sections = {}
     for choice, (path, keys, part) in described.items():
         group, _, name = path.partition(".")
         prefix = "task." if group == "task" else f"{path}."
         if (file := plugins.choices(group).get(name)) is not None:  # a plug-in may lack it
-            cfg: Any = OmegaConf.load(file)
-            rows = [row(entry, cfg.get(entry.name.removeprefix(prefix))) for entry in entries(keys, prefix)]
-            sections[choice] = f"{choice}: {_subject_of(inspect.getmodule(part))}", rows
-    return sections
+            values: Any = OmegaConf.load(file)
+            rows = [row(entry, values.get(entry.name.removeprefix(prefix))) for entry in entries(keys, prefix)]
+            found[f"{choice}: {subject_of(part)}"] = {item.name: item for item in rows}
+    return found
+
+
+def written() -> Sections:
+    """The same sections from the page, without plug-ins."""
+    found = {}
+    for section in PAGE.read_text(encoding="utf-8").split("\n## ")[1:]:
+        heading, _, table = section.replace(r"\|", "\0").partition("\n")
+        rows = [Row(*(cell.replace("\0", "|") for cell in cells)) for cells in ROW.findall(table)]
+        found[heading.replace("`", "", 2)] = {item.name: item for item in rows}
+    return found
 
 
 def tables_page() -> str:
@@ -86,16 +100,16 @@ def tables_page() -> str:
     from rankbench.analyses import ANALYSES
     from rankbench.runs.tables import RUN
 
-    sections = [ABOUT_TABLES + _meanings(RUN)]
+    pieces = [ABOUT_TABLES + _meanings(RUN)]
     for name, analysis in ANALYSES.items():
-        module, about = inspect.getmodule(analysis.table), inspect.getdoc(analysis.table) or ""
-        sections.append(f"## `{name}`: {_subject_of(module)}\n\n{about}\n\n{_meanings(analysis.columns)}")
-    return "\n".join(sections)
+        subject, about = subject_of(analysis.table), inspect.getdoc(analysis.table) or ""
+        pieces.append(f"## `{name}`: {subject}\n\n{about}\n\n{_meanings(analysis.columns)}")
+    return "\n".join(pieces)
 
 
-def _subject_of(module: ModuleType | None) -> str:
-    """The first sentence of a module's docstring."""
-    return " ".join((inspect.getdoc(module) or "").split("\n\n")[0].split()).rstrip(".:")
+def subject_of(part: Any) -> str:
+    """The first sentence of the docstring of the module that defines this part of it."""
+    return " ".join((inspect.getdoc(inspect.getmodule(part)) or "").split("\n\n")[0].split()).rstrip(".:")
 
 
 def rows_of(command: str, cfg: DictConfig) -> Iterator[tuple[str, Row]]:
@@ -115,18 +129,10 @@ def in_words(value: Any) -> str:
     return as_typed(OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value)
 
 
-def written() -> dict[str, tuple[str, list[Row]]]:
-    """The keys of tasks and analyses from the page: {choice: (heading, rows)}, with choices such as `task=sorting`."""
-    sections = {}
-    for section in PAGE.read_text(encoding="utf-8").split("\n## `")[1:]:
-        heading, _, table = section.replace(r"\|", "\0").partition("\n")
-        rows = [Row(*(cell.replace("\0", "|") for cell in cells)) for cells in ROW.findall(table)]
-        sections[heading.partition("`")[0]] = (heading.replace("`", "", 1), rows)
-    return sections
-
-
 def _section(heading: str, rows: Iterable[Row]) -> str:
     cells = [[f"`{name}`", f"`{value}`", *words] for name, value, *words in rows]
+    choice, colon, subject = heading.partition(": ")
+    heading = f"`{choice}`{colon}{subject}" if "=" in choice else heading
     return f"## {heading}\n\n{_table(['key', 'value', 'meaning', 'allowed'], cells)}"
 
 

@@ -8,7 +8,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from rankbench.commands.compose import load_plugins
 from rankbench.commands.composition import composed
-from rankbench.commands.reference import Row, in_words, rows_of, stated, written
+from rankbench.commands.reference import Row, in_words, rows_of, sections
 from rankbench.config import plugins
 from rankbench.config.keys import ConfigError, closest
 
@@ -29,29 +29,29 @@ def usage(command: str, words: list[str]) -> str:
     """The help for a command line. A word without `=` restricts it to the keys below: `model`, `analysis.paths`."""
     asked = [word for word in words if "=" not in word]
     cfg = composed(command, *(word for word in words if "=" in word))
-    sections: dict[str, list[Row]] = {}
-    for heading, item in rows_with_values(command, cfg, every_analysis=bool(asked)):
+    rows = list(_rows_with_values(command, cfg, every_analysis=bool(asked)))
+    shown: dict[str, list[Row]] = {}
+    for heading, item in rows:
         if not asked or any(item.name == word or item.name.startswith(f"{word}.") for word in asked):
-            sections.setdefault(heading, []).append(item)
-    if not sections:
-        names = [item.name for _, item in rows_with_values(command, cfg, every_analysis=True)]
-        groups = sorted({name.partition(".")[0] for name in names if "." in name})
+            shown.setdefault(heading, []).append(item)
+    if not shown:
+        groups = sorted({item.name.partition(".")[0] for _, item in rows if "." in item.name})
         raise ConfigError(
             f"--help {asked[0]}: no keys there{closest(asked[0], groups)}; groups are {', '.join(groups)}"
         )
-    text = "\n\n".join("\n".join([head, *(_lines(item) for item in rows)]) for head, rows in sections.items())
+    text = "\n\n".join("\n".join([heading, *map(_lines, items)]) for heading, items in shown.items())
     return text if asked else f"{HEAD.format(command=command, groups=_groups(command))}\n{text}\n{FOOT}"
 
 
-def rows_with_values(command: str, cfg: DictConfig, every_analysis: bool) -> Iterator[tuple[str, Row]]:
+def _rows_with_values(command: str, cfg: DictConfig, every_analysis: bool) -> Iterator[tuple[str, Row]]:
     """The keys of a command with their values, each with its heading."""
     if plugins.FOUND:
         load_plugins()
     yield from rows_of(command, cfg)
     chosen = {f"task={cfg.task.name}", *(f"analysis=[{name}]" for name in cfg.analysis)} if "task" in cfg else set()
-    for choice, (heading, rows) in (stated() if plugins.FOUND else written()).items():
-        if choice in chosen or (every_analysis and chosen and choice.startswith("analysis")):
-            for item in rows:
+    for heading, rows in sections().items() if chosen else ():
+        if heading.partition(": ")[0] in chosen or (every_analysis and heading.startswith("analysis=")):
+            for item in rows.values():
                 yield heading, item._replace(value=in_words(OmegaConf.select(cfg, item.name, default=item.value)))
 
 

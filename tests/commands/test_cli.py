@@ -867,7 +867,7 @@ def test_the_wheel_holds_conf_and_the_page_of_keys():
     build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]
     assert build["wheel"]["force-include"] == {
         "conf": "rankbench/conf",
-        **{f"docs/{name}.md": f"rankbench/docs/{name}.md" for name in ("CONFIG", "TABLES", "METRICS")},
+        **{f"docs/{name}.md": f"rankbench/docs/{name}.md" for name in ("CONFIG", "METRICS")},
     }
     assert build["wheel"]["packages"] == ["rankbench"] and {"/conf", "/docs"} <= {*build["sdist"]["include"]}
 

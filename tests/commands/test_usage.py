@@ -27,17 +27,18 @@ def test_the_page_is_what_the_code_generates():
 
 
 def test_the_page_has_every_task_and_every_analysis():
-    assert set(written()) == {f"task={name}" for name in TASKS} | {f"analysis=[{name}]" for name in ANALYSES}
+    choices = {heading.partition(": ")[0] for heading in written()}
+    assert choices > {f"task={name}" for name in TASKS} | {f"analysis=[{name}]" for name in ANALYSES}
 
 
 def test_what_is_read_from_the_page_is_what_the_fields_say():
+    of_choices = {heading.partition(": ")[0]: rows for heading, rows in written().items()}
     for name, task in TASKS.items():
-        rows = [(row.name, row.meaning, row.allowed) for row in written()[f"task={name}"][1]]
+        rows = [(row.name, row.meaning, row.allowed) for row in of_choices[f"task={name}"].values()]
         assert rows == [
             (entry.name, entry.key.meaning, entry.key.allowed(entry.type)) for entry in entries(task, "task.")
         ]
-    bounds = {row.name: row for row in written()["analysis=[bounds]"][1]}
-    assert bounds["analysis.bounds.sequences"].value == "32"
+    assert of_choices["analysis=[bounds]"]["analysis.bounds.sequences"].value == "32"
 
 
 @pytest.mark.parametrize("command", SCHEMAS)
@@ -79,7 +80,7 @@ def test_a_key_is_explained(monkeypatch):
     assert (
         norm.startswith("model.norm: Place of the norm. pre: ") and "\nallowed: none, pre, post, peri, ngpt\n" in norm
     )
-    assert "value: post (train)" in norm and "commands: train, analyze, bench" in norm
+    assert "value: post\n" in norm and "commands: train, analyze, bench" in norm
     assert "dong_fig2_residual" in norm and "task=sorting" in length
     for words, said in (
         (["norm"], "did you mean model.norm?"),
