@@ -10,29 +10,26 @@ first, each only if it fits into what is left. outputs/queue_card.csv is the sta
 measured here (of a run: beside others) or else as they are estimated for a run alone; tables and figures lie beside it.
 """
 
-import subprocess
 import sys
 import time
 from collections.abc import Collection
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from math import inf, prod
-from threading import Lock
-from typing import Any, cast
+from pathlib import Path
+from typing import cast
 
 import pandas as pd
 
 from rankbench.commands.compose import compose
 from rankbench.commands.composition import composed
 from rankbench.commands.failures import refusing
-from rankbench.commands.queue import FAILED, FINISHED, WAITING, how_long, plan
+from rankbench.commands.queue import FAILED, FINISHED, WAITING, how_long, in_lines, kept, plan, work_off
 from rankbench.commands.sweeps import Grid
 from rankbench.config.keys import ConfigError, check_known
 from rankbench.config.schema import TrainConfig
 from rankbench.model import skeleton
 from rankbench.runs import files
 from rankbench.runs.machine import processors, source_digest
-from rankbench.runs.tables import read_table, write_table
 from rankbench.tasks import Corpus, build_task
 from rankbench.training.compiling import num_steps
 
@@ -50,13 +47,12 @@ FIRST = {  # minutes, on an H100 with 16 processors
 }
 LONG = 30  # minutes of a core
 AT_ONCE = max(1, processors() // 2)  # processes
-PATIENCE = 60  # seconds that a run has to save a checkpoint when the time is over
 
 
 def card_plan(minutes: float, names: Collection[str] = ()) -> pd.DataFrame:
     """A row for each piece of work, in order. minutes: those of the whole; what takes longer is too long. names: of
     the only presets. Raises ConfigError for those that are not trained or have run."""
-    before, digest = _state(), source_digest()
+    before, digest = kept(_state()), source_digest()
     work = [(name, words, 0, took) for name, (words, took) in FIRST.items()]
     queue = plan("paper")
     trained = queue[(queue.command == "train") & (queue.state != FINISHED)]
@@ -67,17 +63,15 @@ def card_plan(minutes: float, names: Collection[str] = ()) -> pd.DataFrame:
     done = pd.DataFrame(work, columns=["work", "command", "claims", "minutes"])
     done = done.assign(**{"from": "estimated", "state": WAITING, "source": digest})
     for index, row in done.iterrows():
-        if (known := before.get((row.work, row.command))) is not None:
+        if (known := before.get(row.work)) is not None and known.command == row.command:
             done.loc[index, ["minutes", "from"]] = known.minutes, known["from"]
             if known.state == FINISHED and (known.claims or known.source == digest):  # other code has other tests
                 done.loc[index, "state"] = FINISHED
     return done
 
 
-def _state() -> dict[tuple[str, str], pd.Series]:
-    path = files.OUTPUTS / "queue_card.csv"
-    rows = read_table(path) if path.exists() else pd.DataFrame(columns=["work", "command"])
-    return {(row.work, row.command): row for _, row in rows.iterrows()}
+def _state() -> Path:
+    return files.OUTPUTS / "queue_card.csv"
 
 
 def _command(preset: str) -> str:
@@ -104,58 +98,19 @@ def _seconds_of_job(cfg: TrainConfig) -> float:
 
 
 def run(table: pd.DataFrame, minutes: float) -> bool:
-    """Do what waits and fits into what is left, and keep the state; whether all of that ended well."""
-    end, lock = time.monotonic() + 60 * minutes, Lock()
-
-    def do(row: Any) -> None:
-        if row.minutes > (left := (end - time.monotonic()) / 60):
-            print(f"-- {row.work}: {how_long(row.minutes)}, and {how_long(left)} are left", flush=True)
-            return
-        print(f"== {row.work}: {how_long(row.minutes)}", flush=True)
-        began = time.monotonic()
-        state = _done(row.command, end)
-        with lock:
-            table.loc[row.Index, "state"] = state
-            if state == FINISHED:
-                table.loc[row.Index, ["minutes", "from"]] = (time.monotonic() - began) / 60, "measured"
-            write_table(table, files.OUTPUTS / "queue_card.csv")
-
-    waiting = table[table.state == WAITING]
-    comes_first = waiting.work.isin(FIRST)
-    for row in waiting[comes_first].itertuples():
-        do(row)
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        list(pool.map(do, waiting[~comes_first].itertuples()))
+    """Do what waits and fits into what is left; whether all of that ended well."""
+    end, comes_first = time.monotonic() + 60 * minutes, table.work.isin(FIRST)
+    work_off(table, table.command[comes_first], _state(), 1, end)
+    work_off(table, table.command[~comes_first], _state(), AT_ONCE, end)
     return not (table.state == FAILED).any()
-
-
-def _done(command: str, end: float) -> str:
-    """Do a piece of work and return its state. At the end of the time it is asked to stop, and may be continued."""
-    program, *words = command.split()
-    work = subprocess.Popen([sys.executable, "-m", program, *words], stdin=subprocess.DEVNULL)
-    try:
-        return FAILED if work.wait(max(0.0, end - time.monotonic())) else FINISHED
-    except subprocess.TimeoutExpired:
-        work.terminate()
-        try:
-            work.wait(PATIENCE)
-        except subprocess.TimeoutExpired:
-            work.kill()
-        return WAITING
 
 
 def in_words(table: pd.DataFrame, minutes: float) -> list[str]:
     """What will be done, with its time, and what is too long for all of the time."""
     fits = table[(table.state == WAITING) & (table.minutes <= minutes)]
-    lines = [
-        f"{row.work:<34}{how_long(row.minutes):<9}{row['from']:<11}{row.claims} claims   {row.command}"
-        for _, row in fits.iterrows()
-    ]
-    lines.append(
-        f"{len(fits)} pieces of work take {how_long(fits.minutes.sum())} in all; there are {how_long(minutes)}"
-    )
+    total = f"{len(fits)} pieces of work take {how_long(fits.minutes.sum())} in all; there are {how_long(minutes)}"
     long = [f"{row.work} ({how_long(row.minutes)})" for row in table[table.minutes > minutes].itertuples()]
-    return lines + ([f"too long: {', '.join(long)}"] if long else [])
+    return [*in_lines(fits), total, *([f"too long: {', '.join(long)}"] if long else [])]
 
 
 def main(words: list[str]) -> int:

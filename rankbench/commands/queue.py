@@ -7,12 +7,15 @@ outputs/queue_<budget>.csv is the state: a row for each preset, with its minutes
 its file states or estimates them.
 """
 
+import shlex
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from math import inf
 from pathlib import Path
+from threading import Lock
+from typing import Any
 
 import pandas as pd
 
@@ -27,6 +30,7 @@ from rankbench.runs.files import OUTPUTS
 from rankbench.runs.tables import read_table, write_table
 
 AT_ONCE = 2  # processes, of one thread each
+PATIENCE = 60  # seconds that a run has to save a checkpoint when the time is over
 WAITING, FINISHED, FAILED = "waiting", "finished", "failed"
 CARD, GIVEN = "needs a card", "needs a network"
 
@@ -34,14 +38,16 @@ CARD, GIVEN = "needs a card", "needs a network"
 def plan(budget: str) -> pd.DataFrame:
     """A row for each preset, in the order of the queue: by claims per hour.
 
-    minutes: of the command; `from`: measured here, stated or estimated by the preset's file, unknown. state: waiting;
+    minutes: of its command; `from`: measured here, stated or estimated by the preset's file, unknown. state: waiting;
     finished; failed, and tried again; needs a card, as its file gives a time on a GPU alone; needs a network, as a
     checkpoint, which the user names.
     """
-    known, rows = _measured(budget), []
+    known, rows = kept(_state_of(budget)), []
     runs = best_runs(described(), OUTPUTS)
     for name, preset in described().items():
-        minutes, source = known.get(name) or _stated(preset, budget)
+        minutes, source = _stated(preset, budget)
+        if name in known and known[name]["from"] == "measured":
+            minutes, source = known[name].minutes, "measured"
         claims = len(all_claims_of(name))
         is_for_card = minutes == inf and "GPU" in preset.cost
         state = GIVEN if preset.of_given_network else CARD if is_for_card else WAITING
@@ -58,51 +64,77 @@ def _stated(preset: Preset, budget: str) -> tuple[float, str]:
     return seconds / 60, "unknown" if seconds == inf else "estimated" if "estimate" in preset.cost else "stated"
 
 
-def _measured(budget: str) -> dict[str, tuple[float, str]]:
-    """Minutes of the commands that have run here."""
-    if not (path := _state_of(budget)).exists():
-        return {}
-    rows = read_table(path)
-    return {row.preset: (row.minutes, "measured") for row in rows[rows["from"] == "measured"].itertuples()}
+def kept(state: Path) -> dict[str, pd.Series]:
+    """The rows of the table that was kept in this file, by name."""
+    return {row.iloc[0]: row for _, row in read_table(state).iterrows()} if state.exists() else {}
 
 
 def _state_of(budget: str) -> Path:
     return OUTPUTS / f"queue_{budget}.csv"
 
 
+def work_off(table: pd.DataFrame, commands: pd.Series, state: Path, at_once: int, end: float = inf) -> None:
+    """Run the commands of rows of a table that wait, some at once, and keep what came of them in it and in its file.
+
+    end: of the time, in seconds of the monotonic clock. Rows with more minutes than are left do not begin.
+    """
+    lock = Lock()
+
+    def run(index: Any, command: str) -> None:
+        minutes, began = table.minutes[index], time.monotonic()
+        if minutes > (left := (end - began) / 60):
+            print(f"-- {command}: {how_long(minutes)}, and {how_long(left)} are left", flush=True)
+            return
+        print(f"== {command}: {how_long(minutes)}", flush=True)
+        came_to = _done(command, end)
+        with lock:
+            table.loc[index, "state"] = came_to
+            if came_to == FINISHED:
+                table.loc[index, ["minutes", "from"]] = (time.monotonic() - began) / 60, "measured"
+            write_table(table, state)
+
+    waiting = commands[table.state == WAITING]
+    with ThreadPoolExecutor(at_once) as pool:
+        list(pool.map(run, waiting.index, waiting))
+
+
+def _done(command: str, end: float) -> str:
+    """Run a command and return its state. At the end of the time it is asked to stop, and may be continued."""
+    process = subprocess.Popen([sys.executable, "-m", *shlex.split(command)], stdin=subprocess.DEVNULL)
+    try:
+        return FAILED if process.wait(None if end == inf else max(0.0, end - time.monotonic())) else FINISHED
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        try:
+            process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        return WAITING
+
+
 def run(table: pd.DataFrame, budget: str) -> bool:
-    """Run what waits, two at a time, and keep the state; whether all of it ended well."""
-
-    def ran(row: pd.Series) -> tuple[str, float, str]:
-        out = OUTPUTS / row.command / f"{budget}_{row.preset}"
-        words = [row.command, f"experiment={row.preset}", f"budget={budget}", f"out={out}"]
-        print(f"== {row.preset}: {how_long(row.minutes)}", flush=True)
-        began = time.monotonic()
-        code = subprocess.run([sys.executable, "-m", "rankbench", *words], stdin=subprocess.DEVNULL).returncode
-        return row.preset, (time.monotonic() - began) / 60, FAILED if code else FINISHED
-
-    waiting = [row for _, row in table[table.state == WAITING].iterrows()]
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        for name, minutes, state in pool.map(ran, waiting):
-            at = table.preset == name
-            table.loc[at, "state"] = state
-            if state == FINISHED:
-                table.loc[at, ["minutes", "from"]] = minutes, "measured"
-            write_table(table, _state_of(budget))
+    """Run what waits, two at a time; whether all of it ended well."""
+    outs = (OUTPUTS / row.command / f"{budget}_{row.preset}" for row in table.itertuples())
+    words = "rankbench " + table.command + " experiment=" + table.preset + f" budget={budget} out="
+    work_off(table, words + [shlex.quote(str(out)) for out in outs], _state_of(budget), AT_ONCE)
     return not (table.state == FAILED).any()
 
 
 def in_words(table: pd.DataFrame) -> list[str]:
     """What will run, with its time, the time of all of it, and what this machine cannot do."""
     waiting = table[table.state == WAITING]
-    lines = [
-        f"{row.preset:<34}{how_long(row.minutes):<9}{row['from']:<11}{row.claims} claims"
-        for _, row in waiting.iterrows()
-    ]
     known = waiting.minutes[waiting.minutes < inf]
+    lines = in_lines(waiting)
     lines.append(f"{len(waiting)} presets to run; {len(known)} of them take {how_long(known.sum())} of one core")
     of_state = {state: ", ".join(table.preset[table.state == state]) for state in (CARD, GIVEN, FINISHED)}
     return lines + [f"{state}: {names}" for state, names in of_state.items() if names]
+
+
+def in_lines(rows: pd.DataFrame) -> list[str]:
+    """Each row's name, time, where that is from, and number of claims."""
+    return [
+        f"{row.iloc[0]:<34}{how_long(row.minutes):<9}{row['from']:<11}{row.claims} claims" for _, row in rows.iterrows()
+    ]
 
 
 def how_long(minutes: float) -> str:

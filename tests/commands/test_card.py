@@ -8,7 +8,7 @@ from math import inf
 import pandas as pd
 import pytest
 
-from rankbench.commands import card
+from rankbench.commands import card, queue
 from rankbench.commands.queue import CARD, FINISHED, WAITING
 from rankbench.config.keys import ConfigError
 from rankbench.runs.tables import read_table
@@ -86,7 +86,7 @@ def test_what_comes_first_has_the_gpu_for_itself_and_runs_go_side_by_side(begun,
         at_once.remove(command)
         return FINISHED
 
-    monkeypatch.setattr(card, "_done", done)
+    monkeypatch.setattr(queue, "_done", done)
     monkeypatch.setattr(card, "AT_ONCE", 3)
     monkeypatch.setattr(card, "FIRST", {str(n): (f"rankbench bench{n}", 1.0) for n in range(2)})
     assert card.main(["13"]) == 0
@@ -109,7 +109,7 @@ def test_work_that_is_not_done_when_the_time_is_over_is_asked_to_stop(monkeypatc
             asked.append("terminate")
 
     monkeypatch.setattr(subprocess, "Popen", Work)
-    assert card._done("rankbench train", end=0.0) == card.WAITING and asked == ["terminate"]
+    assert queue._done("rankbench train", end=0.0) == WAITING and asked == ["terminate"]
 
 
 @pytest.mark.usefixtures("begun")

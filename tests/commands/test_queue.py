@@ -54,11 +54,15 @@ def test_most_claims_an_hour_first():
 def test_runs_what_waits_and_remembers_how_long_it_took(monkeypatch, tmp_path, capfd):
     begun = []
 
-    def runs(command, **options):
-        begun.append(command[3:])
-        return SimpleNamespace(returncode=int("experiment=slow" in command))
+    class Process:
+        def __init__(self, command, **_):
+            begun.append(command[3:])
+            self.code = int("experiment=slow" in command)
 
-    monkeypatch.setattr(subprocess, "run", runs)
+        def wait(self, seconds):
+            return self.code
+
+    monkeypatch.setattr(subprocess, "Popen", Process)
     assert queue.main(["paper"]) == 1  # because one of them failed
     assert sorted(words[1] for words in begun) == ["experiment=long", "experiment=quick", "experiment=slow"]
     assert ["analyze", "experiment=quick", "budget=paper", f"out={tmp_path / 'analyze' / 'paper_quick'}"] in begun
@@ -74,7 +78,7 @@ def test_runs_what_waits_and_remembers_how_long_it_took(monkeypatch, tmp_path, c
 
 @pytest.mark.usefixtures("presets")
 def test_a_plan_runs_nothing(monkeypatch):
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("ran"))
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("ran"))
     assert queue.main(["paper", "plan"]) == 0
 
 
