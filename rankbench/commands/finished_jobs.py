@@ -94,22 +94,17 @@ def record(folder: Path, made_from: str | None, name: str, texts: Iterable[Path]
     own = [path.name for path in folder.iterdir() if path.is_file() and path.name[0] != "." and path.suffix != ".log"]
     files = {name: checksum(folder / name) for name in (*sorted(own), *(str(path.absolute()) for path in texts))}
     content = {"recipe": made_from, "name": name, "files": files, "lines": list(lines)}
-    write_json(folder / RECORD, content)
+    write_json(folder / RECORD, {**content, "digest": _digest(list(content.values()))})
 
 
 def finished_job(folder: Path, made_from: str | None) -> FinishedJob | None:
-    """The job in this folder if its record has this recipe and all its files are unchanged, else None."""
+    """The job in this folder if its record is of this recipe and all its files are unchanged, else None."""
     content = or_empty(read_json, folder / RECORD)
-    lines = content.get("lines")
-    texts = [content.get("name"), *(lines if isinstance(lines, list) else [None])]
-    is_same = made_from is not None and content.get("recipe") == made_from
-    if not is_same or not all(isinstance(text, str) and text.isprintable() for text in texts):
+    recipe, name, files, lines = parts = [content.get(part) for part in ("recipe", "name", "files", "lines")]
+    if made_from is None or recipe != made_from or content.get("digest") != _digest(parts) or None in files.values():
         return None
-    files = content.get("files")
-    if not isinstance(files, dict) or files.get("summary.json") is None or None in files.values():
-        return None
-    same = [_checksum_of_text(Path(name)) if Path(name).is_absolute() else checksum(folder / name) for name in files]
-    return FinishedJob(folder, texts[0], tuple(texts[1:])) if same == list(files.values()) else None
+    same = [_checksum_of_text(Path(file)) if Path(file).is_absolute() else checksum(folder / file) for file in files]
+    return FinishedJob(folder, name, tuple(lines)) if same == list(files.values()) else None
 
 
 def _checksum_of_text(path: Path) -> str | None:
