@@ -18,11 +18,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobRuntime
-from hydra.errors import ConfigCompositionException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.version import VersionBase
 from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+from omegaconf.errors import OmegaConfBaseException
 
 from rankbench.commands.messages import groups
 from rankbench.commands.resolvers import RESOLVERS
@@ -99,10 +98,8 @@ def composed_here(command: str, words: Sequence[str]) -> DictConfig:
     for override in values:
         try:
             OmegaConf.update(config, override.key_or_group, override.value(), merge=True)
-        except OmegaConfBaseException as error:  # refused in Hydra's words, without a second composition
-            line, unknown = override.input_line, isinstance(error, (ConfigAttributeError, ConfigKeyError))
-            missing = f"Could not override '{override.key_or_group}'.\nTo append to your config use +{line}"
-            raise ConfigCompositionException(missing if unknown else f"Error merging override {line}") from error
+        except OmegaConfBaseException:  # let Hydra refuse it
+            return hydra.compose(command, list(words), return_hydra_config=True)
     record_words(config, overrides)
     return config
 
