@@ -120,35 +120,29 @@ class Grid:
             yield job
 
     def launch(self, launcher: Launcher) -> None:
-        """Run the jobs in batches, and print the lines of the finished ones; raises the error of the first job that
-        failed in a batch."""
-        OmegaConf.save(self.config, self.folder / "multirun.yaml")
-        size = self.config.hydra.sweeper.max_batch_size or len(self.jobs)
-        for first in range(0, len(self.jobs), size):
-            for returned in self._launch(range(first, min(first + size, len(self.jobs))), launcher):
-                _ = returned.return_value  # raises the job's error
-
-    def _launch(self, numbers: range, launcher: Launcher) -> list[JobReturn]:
-        """Launch those of these jobs that have not finished.
+        """Run the jobs that have not finished, in batches, and print the lines of the others; raises the error of the
+        first job that failed in a batch.
 
         A launcher numbers the jobs that it gets consecutively. A parallel launcher therefore gets all jobs from the
         first to the last unfinished one; finished jobs in between notice that and end by themselves.
         """
-        todo = [number for number in numbers if number not in self.finished]
-        if todo and not self.config.hydra.launcher._target_.endswith("BasicLauncher"):
-            todo = list(range(todo[0], todo[-1] + 1))
-            pieces = {todo[0]: todo}
-        else:
-            pieces = {number: [number] for number in todo}
-        results: list[JobReturn] = []
-        for number in numbers:
-            if number in pieces:
-                begins = time.monotonic()
-                results += launcher.launch([self.jobs[job] for job in pieces[number]], initial_job_idx=number)
-                self._print_time_left(pieces[number], time.monotonic() - begins)
-            elif number not in todo:
-                self.finished[number].show(number, len(self.jobs))
-        return results
+        OmegaConf.save(self.config, self.folder / "multirun.yaml")
+        size = self.config.hydra.sweeper.max_batch_size or len(self.jobs)
+        in_turn = self.config.hydra.launcher._target_.endswith("BasicLauncher")
+        for first in range(0, len(self.jobs), size):
+            numbers = range(first, min(first + size, len(self.jobs)))
+            todo = [number for number in numbers if number not in self.finished]
+            todo = todo if in_turn else list(range(todo[0], todo[-1] + 1)) if todo else []
+            results: list[JobReturn] = []
+            for number in numbers:
+                if number not in todo:
+                    self.finished[number].show(number, len(self.jobs))
+                elif in_turn or number == todo[0]:
+                    begins, together = time.monotonic(), [number] if in_turn else todo
+                    results += launcher.launch([self.jobs[job] for job in together], initial_job_idx=number)
+                    self._print_time_left(together, time.monotonic() - begins)
+            for returned in results:
+                _ = returned.return_value  # raises the job's error
 
     def _print_time_left(self, jobs: list[int], seconds: float) -> None:
         """Print how long the other jobs will take, if they take as long as those that have been run."""
@@ -164,7 +158,6 @@ def _gather(config: DictConfig) -> None:
     from rankbench.report.report import gather_sweep
 
     folder = Path(config.hydra.sweep.dir)
-    before = _written_at(folder)
     try:
         overrides = _sweep_overrides(config)
         varied = [override.get_key_element() for override in overrides if override.is_sweep_override()]
@@ -175,11 +168,10 @@ def _gather(config: DictConfig) -> None:
     except Exception as error:
         reason = " ".join(str(error).split())
         reason = reason if isinstance(error, ConfigError | WriteError) else f"{type(error).__name__}: {reason}"
-        written = [name for name, time in sorted(_written_at(folder).items()) if before.get(name) != time]
         refuse(
             config.hydra.job.name,
-            f"the sweep's report failed ({reason}); every job's results are in {folder}, and of the report "
-            f"{', '.join(written) or 'nothing'}; `rankbench report runs={folder}` makes the report again",
+            f"the sweep's report failed ({reason}); every job's results are in {folder}; "
+            f"`rankbench report runs={folder}` makes the report again",
         )
 
 
@@ -193,13 +185,6 @@ def _best_trial(folder: Path, config: DictConfig) -> list[str]:
     best = read_yaml(results)
     words = " ".join(f"{key}={short(value)}" for key, value in best["best_params"].items())
     return [f"best trial: {words}, {config.objective} {best['best_value']:.4g}", f"-> {results}"]
-
-
-def _written_at(folder: Path) -> dict[str, int]:
-    """The files directly in a folder, with the times when they were last written."""
-    if not folder.is_dir():
-        return {}
-    return {path.name: path.stat().st_mtime_ns for path in folder.iterdir() if path.is_file() and path.name[0] != "."}
 
 
 def _check_search(config: DictConfig) -> None:
