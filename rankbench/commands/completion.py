@@ -5,6 +5,7 @@ while a user waits, so completions come from the keys and the YAML files themsel
 keys, and for values of keys without choices.
 """
 
+import glob
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -193,11 +194,4 @@ def _runs(text: str) -> list[str]:
 
 def _below(text: str) -> list[str]:
     """Files and folders whose path begins with this text; folders end in a slash."""
-    folder, _, name = text.rpartition("/")
-    where = folder or ("/" if text[:1] == "/" else ".")
-    try:
-        listed = sorted(os.scandir(where), key=lambda entry: entry.name)
-    except OSError:
-        return []
-    fitting = [entry for entry in listed if entry.name.startswith(name) and (name or entry.name[0] != ".")]
-    return [f"{text[: len(text) - len(name)]}{entry.name}{'/' if entry.is_dir() else ''}" for entry in fitting]
+    return [f"{path}/" if os.path.isdir(path) else path for path in sorted(glob.glob(f"{glob.escape(text)}*"))]
