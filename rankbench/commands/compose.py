@@ -17,7 +17,7 @@ from rankbench.commands.composition import composed, name_folder
 from rankbench.commands.messages import explaining, groups, wanted
 from rankbench.config import model, plugins, schema
 from rankbench.config.compatibility import check
-from rankbench.config.keys import ConfigError, refuse_unknown, typed_config
+from rankbench.config.keys import ConfigError, typed_config
 from rankbench.config.schema import KEYS, Config
 from rankbench.runs.sweep import Sweep
 
@@ -26,34 +26,35 @@ FIRST_SCREEN = ["analysis=[residual,paths]", "analysis.residual.variants=[full]"
 FIRST_SCREEN += ["analysis.paths.schemes=[frozen]", "analysis.paths.subset_sizes=[]"]
 
 
+SPELLINGS = (  # words that Hydra would misread: the commands that take them, the word, and Hydra's word for it
+    ((), r"\+experiment=(.*)", r"experiment=\1"),  # Hydra's documentation has this +, but `experiment` has a default
+    ((), r"plugins=null", "plugins=[]"),
+    ((), r"(bench|plugins|figures|trainer\.writers)=([\w.]+)", r"\1=[\2]"),
+    (("data",), r"checkpoints", "checkpoints=all"),
+    (("plot",), r"(?!table=)(.*\.csv)", r"table=\1"),
+    (("report",), r"experiment=(.*)", r"scoreboard=\1"),
+    (("report", "plot"), r"report\.value=([^\[].*)", r"report.value=[\1]"),
+    (("analyze",), r"model=([^\[{]*[^\s:]:[^\s:]+)", r"module=\1"),  # model=mine.py:build
+)
+
+
 def as_keys(command: str, words: Iterable[str]) -> list[str]:
     """The words of a command line, with those that Hydra would misread replaced.
 
-    +experiment=: Hydra's documentation has this +, but Hydra refuses it because `experiment` has a default. experiment=
-    of report, and model=mine.py:build and model=pretrained model.path= of analyze, are not choices of a group. A budget
-    that is a time is replaced by the scale, seeds and steps that fit into it (rankbench.commands.budgets).
+    Also replaced are a budget that is a time (see rankbench.commands.budgets), the folder of a sweep by its runs, and
+    model=pretrained model.path= of analyze.
     """
     words = list(words)
     plugins.find(plugins.named(words))
     words, spelled = fitted(command, words), []
     is_sweep = bool({"-m", "--multirun"} & set(words))
     for word in words:
-        word = _quoted_path(word, is_sweep)
         if re.match(rf"\+*({'|'.join(groups())})=\[[^]'\"]*[\[{{]", word):
             raise ConfigError(f"{word}: a list of a group's choices holds names alone, as in analysis=[paths,residual]")
-        word = word.removeprefix("+") if word.startswith("+experiment=") else word
-        if command == "plot" and word.endswith(".csv") and not word.startswith("table="):
-            word = _quoted_path(f"table={word}", is_sweep)
-        word = "checkpoints=all" if (command, word) == ("data", "checkpoints") else word
-        if command == "report":
-            word = re.sub("^experiment=", "scoreboard=", word)
-        if command in ("report", "plot"):
-            word = re.sub(r"^report\.value=([^\[].*)", r"report.value=[\1]", word)
-        word = "plugins=[]" if word == "plugins=null" else word
-        word = re.sub(r"^(bench|plugins|figures|trainer\.writers)=([\w.]+)$", r"\1=[\2]", word)
-        if command == "analyze" and re.match(r"model=[^\[{]*[^\s:]:[^\s:]+$", word):
-            word = word.replace("model=", "module=", 1)
-        spelled.append(word)
+        for commands, wrong, right in SPELLINGS:
+            if not commands or command in commands:
+                word = re.sub(rf"\A{wrong}\Z", right, word, flags=re.DOTALL)
+        spelled.append(_quoted_path(word, is_sweep))
     if command == "analyze" and not is_sweep:
         spelled = [part for word in spelled for part in _each_run(word)]
     if command == "analyze" and "model=pretrained" in spelled:
@@ -188,11 +189,12 @@ def resolve(cfg: DictConfig, words: Iterable[str] = ()) -> Config:
         load_plugins(cfg.plugins if "plugins" in cfg else ())
         if "budget" in cfg:  # the resolvers use it
             KEYS["budget"].check("budget", cfg.budget)
-        names: Any = OmegaConf.to_container(cfg)
-        _check_names(names, OmegaConf.get_type(cfg))
-        plain = OmegaConf.to_container(cfg, resolve=True)  # what a reference leads to may have another type
+        plain: Any = OmegaConf.to_container(cfg, resolve=True)  # what a reference leads to may have another type
     except OmegaConfBaseException as error:
         raise ConfigError(f"{getattr(error, 'full_key', None) or 'config'}: {wanted(str(error))}") from None
+    for field in dataclasses.fields(OmegaConf.get_type(cfg)):
+        if plain.get(field.name, MISSING) == MISSING:
+            raise ConfigError(f"{field.name}: missing; leave ~{field.name} out, or give it a value")
     resolved = typed_config(OmegaConf.get_type(cfg), plain)
     check(resolved)
     return resolved
@@ -208,14 +210,3 @@ def _keep_named_analyses(cfg: DictConfig, words: Iterable[str]) -> None:
         with read_write(cfg), open_dict(cfg):
             for name in set(cfg.analysis) - kept:
                 del cfg.analysis[name]
-
-
-def _check_names(plain: dict[str, Any], schema: Any, prefix: str = "") -> None:
-    """Refuse unknown keys (with a leading +, Hydra adds any key) and missing keys."""
-    fields = {field.name: field.type for field in dataclasses.fields(schema)}
-    refuse_unknown(plain, fields, prefix)
-    for name, type_ in fields.items():
-        if plain.get(name, MISSING) == MISSING:
-            raise ConfigError(f"{prefix}{name}: missing; leave ~{prefix}{name} out, or give it a value")
-        if dataclasses.is_dataclass(type_) and isinstance(plain[name], dict):
-            _check_names(plain[name], type_, f"{prefix}{name}.")
