@@ -1,8 +1,7 @@
 """Tab completion of commands, groups, keys, values and folders in bash, zsh and fish.
 
 Hydra's own script drops the subcommand; these scripts keep it. Hydra takes too long to import and to compose a config
-while a user waits, so completions come from the keys and the YAML files themselves. Hydra is asked only for its own
-keys, and for values of keys without choices.
+while a user waits, so completions come from the keys and the YAML files themselves.
 """
 
 import glob
@@ -95,9 +94,7 @@ def _candidates(words: list[str], word: str) -> Iterable[str]:
         return VALUES.get(before, OPTIONS)
     ((sign, key, equals, value),) = re.findall(r"\A(\+*)([^=]*)(=?)(.*)\Z", word, re.DOTALL)
     if equals:
-        return [f"{sign}{key}={rest}" for rest in _values(command, key, value)] or _of_hydra(command, words)
-    if key.startswith(("hydra", "~")):
-        return _of_hydra(command, words)
+        return [f"{sign}{key}={rest}" for rest in _values(command, key, value)]
     # complete up to the next dot of each name; the next Tab offers what is below it
     ahead = re.compile(rf"{re.escape(key)}[^.]*\.?")
     names = {match[0] for name in _names(command, words[1:-1], key) if (match := ahead.match(name))}
@@ -105,7 +102,7 @@ def _candidates(words: list[str], word: str) -> Iterable[str]:
 
 
 def _values(command: str, key: str, value: str) -> Iterable[str]:
-    """The values that may follow `key=`; none if only Hydra knows them."""
+    """The values that may follow `key=`."""
     if key in PATHS:
         runs = ["latest", *_runs(value)] if key in ("run", "runs") else []
         return dict.fromkeys([*runs, *_below(value)])
@@ -165,23 +162,6 @@ def _keys_of_choices(group: str, choices: Iterable[str]) -> list[str]:
     files = plugins.choices(group)
     prefixes = {name: f"{group}." if group == "task" else f"{group}.{name}." for name in choices if name in files}
     return [f"{prefix}{key}" for name, prefix in prefixes.items() for key in plugins.keys_in(files[name])]
-
-
-def _of_hydra(command: str, words: list[str]) -> list[str]:
-    """Hydra's own keys, and the values that keys have now."""
-    from hydra.core.global_hydra import GlobalHydra
-    from hydra.errors import HydraException
-    from hydra.plugins.completion_plugin import DefaultCompletionPlugin
-    from omegaconf.errors import OmegaConfBaseException
-
-    from rankbench.commands.composition import initialised
-
-    try:
-        with initialised():
-            plugin = DefaultCompletionPlugin(GlobalHydra.instance().config_loader())
-            return plugin._query(config_name=command, line=" ".join(words[1:]))
-    except (HydraException, OmegaConfBaseException):  # words that do not compose have no continuation
-        return []
 
 
 def _runs(text: str) -> list[str]:
