@@ -171,13 +171,12 @@ def _run(command: str, words: list[str]) -> None:
                 options = [word for word in options if word not in ("-m", "--multirun")]
                 parsed.overrides = _of_first_job(parsed.overrides)
             run = import_module(f"rankbench.commands.{command}").run
-            named = _named_after_what_varies(parsed.overrides)
-            sys.argv = [f"rankbench {command}", *options, *named, *parsed.overrides]  # the record of a run has it
+            sys.argv = [f"rankbench {command}", *options, *parsed.overrides]  # the record of a run has it
             if parsed.cfg or parsed.info or parsed.resolve or parsed.hydra_help or parsed.shell_completion:
                 register()
                 return hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=command)(run)()
             with initialised():
-                start(command, [*_folder_of_user(parsed), *named, *parsed.overrides], run, parsed.multirun)
+                start(command, [*_folder_of_user(parsed), *parsed.overrides], run, parsed.multirun)
 
 
 def _folder_of_user(parsed: "argparse.Namespace") -> list[str]:
@@ -198,18 +197,3 @@ def _of_first_job(words: list[str]) -> list[str]:
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     return BasicSweeper.split_arguments(OverridesParser.create().parse_overrides(words), None)[0][0]
-
-
-def _named_after_what_varies(words: list[str]) -> list[str]:
-    """Have Hydra name the folders of a sweep's jobs after the keys that vary between them, and no others."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import OverrideParseException
-
-    try:
-        overrides = OverridesParser.create().parse_overrides(words)
-    except (OverrideParseException, ValueError):  # Hydra reports it later; ValueError: a number of too many digits
-        return []
-    varied = {override.key_or_group for override in overrides if override.is_sweep_override()}
-    fixed = {override.key_or_group: None for override in overrides if not override.is_delete()}
-    same = [key for key in fixed if key not in varied]
-    return [f"hydra.job.config.override_dirname.exclude_keys=[{','.join(same)}]"] if same else []

@@ -30,7 +30,7 @@ def start(command: str, words: list[str], job: Callable[[DictConfig], Any], want
 
     Nothing is written before all configs are checked.
     """
-    overrides = OverridesParser.create().parse_overrides(words)
+    overrides = OverridesParser.create().parse_overrides([*_naming_after_what_varies(words), *words])
     varied = [override for override in overrides if override.is_sweep_override()]
     config = composed_here(command, [str(override.input_line) for override in overrides if override not in varied])
     is_sweep = wants_sweep or config.hydra.mode == RunMode.MULTIRUN
@@ -54,6 +54,15 @@ def start(command: str, words: list[str], job: Callable[[DictConfig], Any], want
         sweep(config, context, job)
     else:
         _run(config, context, job)
+
+
+def _naming_after_what_varies(words: list[str]) -> list[str]:
+    """The word that has Hydra name the folders of a sweep's jobs after the keys that vary between them alone."""
+    overrides = OverridesParser.create().parse_overrides(words)
+    varied = {override.key_or_group for override in overrides if override.is_sweep_override()}
+    fixed = dict.fromkeys(override.key_or_group for override in overrides if not override.is_delete())
+    same = [key for key in fixed if key not in varied]
+    return [f"hydra.job.config.override_dirname.exclude_keys=[{','.join(same)}]"] if same else []
 
 
 def _run(config: DictConfig, context: HydraContext, job: Callable[[DictConfig], Any]) -> None:
