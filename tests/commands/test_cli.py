@@ -308,16 +308,9 @@ def test_train_records_config_machine_and_summary(trained):
     assert "step 3/3" in (trained / "train.log").read_text()
 
 
-@pytest.mark.parametrize("name", ["residual", "paths"])
-def test_tables_begin_with_who(trained, name):
-    table = pd.read_csv(trained / f"{name}.csv")
-    assert list(table.columns[:4]) == RUN_COLUMNS == ["run", "task", "model", "seed"]
-    assert set(table.run) == {trained.name} and set(table.task) == {"sorting"} and set(table.model) == {"transformer"}
-    assert sorted(set(table.seed)) == [0, 1]
-
-
 def test_train_says_accuracy_folder_figures_and_verdicts(home, trained):
     said = (home / "said.txt").read_text()
+    assert list(pd.read_csv(trained / "residual.csv").columns[:4]) == RUN_COLUMNS
     final = [row["test_accuracy"] for row in json.loads((trained / "summary.json").read_text())["seeds"]]
     assert f"test accuracy {sum(final) / 2:.3f} (mean of 2 seeds: {final[0]:.3f} {final[1]:.3f})" in said
     for path in ("residual.csv", "paths.png", "verdicts.csv"):
@@ -497,21 +490,6 @@ def test_a_sweep_makes_a_folder_a_job_and_gathers_them(tmp_path):
     assert json.loads((tmp_path / "latest" / "summary.json").read_text())["run"] == str((sweep / jobs[1]).resolve())
 
 
-@pytest.mark.slow
-def test_a_preset_can_be_a_sweep_without_m(tmp_path):
-    words = [word for word in TINY if not word.startswith(("trainer.steps", "model.layers"))]
-    words += ["trainer.epochs=1", "trainer.steps=null", "model.layers=1", "figures=[]", *SHORT]
-    result = succeeds("train", "experiment=dong_fig4_sorting", "budget=smoke", *words, at=tmp_path)
-    sweep = newest(tmp_path, "train")
-    assert sorted(path.name for path in sweep.iterdir() if path.is_dir()) == [
-        "0_task.label=position",
-        "1_task.label=value",
-    ]
-    assert list(pd.read_csv(sweep / "paths.csv")["task.label"].unique()) == ["position", "value"]
-    assert pd.read_csv(sweep / "verdicts.csv")["where"].str.contains("task.label=value, scheme=recomputed").any()
-    assert "dong_fig4_length_1_sorting: undecided in all 4 settings" in result.out
-
-
 @pytest.mark.usefixtures("undrawn_here")
 def test_a_sweep_of_other_configs_is_refused_as_a_whole(tmp_path):
     words = ["train", "-m", *TINY, "figures=[]", "model.heads=1,2", "out=sweep"]
@@ -671,50 +649,34 @@ def test_the_scoreboard_shows_what_has_been_run(tmp_path, monkeypatch):
 # each kind; test_messages.py has more of Hydra's complaints, tests/config/test_schema.py every choice and range.
 BAD = [
     # misspelt keys
-    ("sead=3", ["sead: ", "did you mean seed?", "replicas"]),
-    ("run=latest", ["run: unknown key"]),
     ("+foo=1", ["foo: unknown key", "seed"]),
     ("+task.foo=1", ["task.foo: unknown key", "length"]),
     ("hydra.foo=1", ["hydra.foo: unknown key"]),
     # unknown choices
     ("model=sann", ["model=sann: ", "did you mean san?", "transformer_no_skip"]),
-    ("task=sortin", ["task=sortin: ", "did you mean sorting?"]),
-    ("experiment=demoo", ["experiment=demoo: ", "did you mean demo?"]),
     ("analysis=[pathz]", ["analysis=pathz: ", "did you mean paths?", "residual"]),
     ("model.norm=Pre", ["model.norm=Pre: ", "did you mean pre?", "none, pre, post"]),
-    ("task.name=foo", ["task.name=foo: ", "sorting"]),
-    ("analysis=[paths] analysis.paths.readout=foo", ["analysis.paths.readout=foo: ", "normalised, raw"]),
     ("analysis=[residual] analysis.residual.variants=[foo]", ["analysis.residual.variants=foo: ", "full, no_mlp"]),
     ("claims=[foo]", ["claims=foo: ", "paths_sum_to_output"]),
     ("claims=[paths_sum_to_output]", ["claims=paths_sum_to_output: ", "analysis=paths"]),
     ("published=foo", ["published=foo: ", "dong_fig4_sorting"]),
     # wrong types
-    ("model.layers=abc", ["model.layers=abc: wants an integer"]),
     ("model.layers=", ["model.layers=: wants an integer"]),
-    ("seed=1e3", ["seed=1000.0: wants an integer"]),
-    ("task.length=abc", ["task.length=abc: wants an integer"]),
     ("analysis=[residual] analysis.residual.variants=3", ["analysis.residual.variants=3: wants a list"]),
     # null
-    ("seed=null", ["seed=null: null is not allowed"]),
     ("task.length=null", ["task.length=null: null is not allowed"]),
     ("out=null", ["out=null: null is not allowed"]),
     # what does not go together
-    ("model.heads=5", ["model.width=48: ", "model.heads=5", "model.head_width"]),
     ("analysis=[samples]", ["analysis=samples: needs a task with text; task.name=sorting has none; use task=char_lm"]),
     ("analysis=[rollout]", ["analysis=rollout: needs a task with a trajectory", "use task=circle_arcs"]),
     ("-m analysis=[residual],[bounds] model=l2", ["analysis=bounds: needs the softmax of dot products alone"]),
     ("task=convex_hull model=lstm", ["model.kind=lstm: reads tokens, and this task has coordinates"]),
     ("task=char_lm model.width=16", ["model.mask=none: ", "use model.mask=causal"]),
     ("task=circle_arcs objective=test_accuracy", ["objective=test_accuracy: ", "allowed are test_loss, train_seconds"]),
-    ("objective=valid_loss", ["objective=valid_loss: ", "allowed are test_accuracy, test_loss, train_seconds"]),
     ("task=circle_arcs trainer.target_accuracy=0.9", ["trainer.target_accuracy=0.9: ", "use null"]),
-    ("task.repeats=false task.alphabet=3", ["task.alphabet=3: ", "task.length=8", "at least 8"]),
     # out of range
     ("seed=99999999999999999999", ["seed=99999999999999999999: out of range"]),
-    ("++model.layers=0", ["model.layers=0: out of range", "from 1 to 1024"]),
     ("task.length=0", ["task.length=0: out of range", "values from 2"]),
-    # sweeps without -m
-    ("model.layers=1,2", ["model.layers=1,2: several values; add -m"]),
     # not an override at all
     ("foo", ["foo: not understood; give key=value"]),
     ("~foo", ["Could not delete from config. 'foo'"]),
@@ -771,7 +733,6 @@ def test_cuda_where_there_is_none(tmp_path, monkeypatch):
         ("analysis.residual.sequences=0", ["analysis.residual.sequences=0: out of range; allowed are values from 1"]),
         ("analysis=[curves]", ["analysis=curves: needs a training of ours; a fresh network does not fit; give run="]),
         ("analysis=[dynamics]", ["analysis=dynamics: needs a training of ours; a fresh network does not fit"]),
-        ("model.layers=0", ["model.layers=0: out of range"]),
         ("experiment=demo", ["experiment=demo: trains what it measures; use `rankbench train experiment=demo`"]),
     ],
 )

@@ -91,14 +91,11 @@ def spoil(path, old, new):
     "damage",
     [
         lambda folder: (folder / "residual.csv").unlink(),
-        lambda folder: (folder / "residual.png").unlink(),
         lambda folder: spoil(folder / "residual.csv", "initialised", "trained"),
-        lambda folder: spoil(folder / "verdicts.csv", "dong_claim31", "dong_claim32"),
         lambda folder: (folder / finished_jobs.RECORD).unlink(),
         lambda folder: (folder / finished_jobs.RECORD).write_text("no JSON"),
         lambda folder: (folder / finished_jobs.RECORD).write_text("[1]"),
         lambda folder: spoil(folder / finished_jobs.RECORD, '"lines": [', '"lines": [1, '),
-        lambda folder: spoil(folder / finished_jobs.RECORD, '"lines": [', '"lines": ["\\u001b[2J", '),
         lambda folder: spoil(folder / finished_jobs.RECORD, '"files": {', '"files": {"/dev/zero": null, '),
     ],
 )

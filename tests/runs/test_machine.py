@@ -2,7 +2,6 @@
 
 import json
 import logging
-import math
 import os
 import subprocess
 import sys
@@ -42,13 +41,6 @@ def same_threads():
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
-def test_cuda_without_cuda_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"^device=cuda: .*device=cpu or device=auto$"):
-        train(config("device=cuda"), Run(tmp_path / "run"))
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
@@ -137,16 +129,9 @@ def runs(tmp_path_factory):
     return run_of
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp64"])
-def test_every_precision_trains(runs, precision):
-    first, last = losses(runs[precision])
-    assert math.isfinite(first) and math.isfinite(last)
-    # 40 steps take the loss from 1.48 to 0.91 nats, the same in all three to two digits; 0.9 leaves room
-    assert last < 0.9 * first
-
-
 def test_precisions_agree_as_far_as_their_digits_go(runs):
     exact = losses(runs["fp64"])
+    assert exact[1] < 0.9 * exact[0]  # 40 steps take the loss from 1.48 to 0.91 nats
     assert losses(runs["fp32"]) == pytest.approx(exact, rel=1e-4)  # 6e-8 a sum, enlarged by 40 steps of Adam
     assert losses(runs["bf16"]) == pytest.approx(exact, rel=0.05)  # 4e-3 a product
     assert losses(runs["bf16"]) != pytest.approx(exact, rel=1e-5)  # or it was no bfloat16
@@ -229,11 +214,8 @@ def answers(monkeypatch, texts):
     [
         (None, False),
         ("rankbench/runs/machine.py", True),
-        ("conf/train.yaml", True),
-        ("rankbench/new.py", True),
         ("conf/model/new.yaml", True),
         ("README.md", False),
-        ("outputs/train/mine/metrics.csv", False),
     ],
 )
 def test_the_record_tells_changes_of_code_and_configs_from_others(monkeypatch, tmp_path, changed, dirty):

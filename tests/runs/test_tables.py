@@ -71,10 +71,10 @@ def test_replacing_puts_the_new_file_in_place_of_the_old(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("old")
     with replacing(path) as part:
-        part.write_text("new")
+        part.write_text("new: α")
         assert path.read_text() == "old"  # until the end
         assert part.parent == path.parent  # a move between file systems would not be atomic
-    assert path.read_text() == "new"
+    assert path.read_bytes() == "new: α".encode() and path.stat().st_mode & 0o777 == 0o644
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -88,41 +88,19 @@ def test_an_exception_leaves_the_old_file_and_nothing_else(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_an_exception_leaves_no_file_where_none_was(tmp_path):
-    with pytest.raises(KeyError), replacing(tmp_path / "a.txt"):
-        raise KeyError
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_written_file_can_be_read_by_others(tmp_path):
-    write_text(tmp_path / "a.txt", "x")
-    assert (tmp_path / "a.txt").stat().st_mode & 0o777 == 0o644
-
-
-def test_write_text_keeps_every_letter(tmp_path):
-    text = "α β\nσ₁ ≤ 1\n"
-    write_text(tmp_path / "a.txt", text)
-    assert (tmp_path / "a.txt").read_bytes() == text.encode("utf-8")
-
-
 def test_write_json_turns_nan_to_null_however_deep(tmp_path):
     content = {"loss": math.nan, "list": [1, math.nan, {"x": (math.nan, 0.1)}], "number": np.float64("nan"), 3: "nan"}
+    content["diverged"] = -math.inf
     write_json(tmp_path / "a.json", content)
     text = (tmp_path / "a.json").read_text()
     assert json.loads(text, parse_constant=pytest.fail) == {
         "loss": None,
+        "diverged": None,
         "list": [1, None, {"x": [None, 0.1]}],
         "number": None,
         "3": "nan",
     }
     assert text.endswith("}\n")
-
-
-@pytest.mark.parametrize("loss", [math.inf, -math.inf])
-def test_write_json_writes_an_infinite_number(tmp_path, loss):
-    # a diverged seed's loss is as often inf as nan, and rankbench.training.loop writes it to summary.json
-    write_json(tmp_path / "a.json", {"loss": loss})
-    assert "loss" in json.loads((tmp_path / "a.json").read_text(), parse_constant=pytest.fail)
 
 
 def test_write_json_of_what_json_cannot_hold_leaves_the_old_file(tmp_path):
@@ -154,15 +132,7 @@ def test_floats_come_back_bit_for_bit(values):
 @pytest.mark.parametrize(
     "value",
     [
-        5e-324,
-        2.2250738585072011e-308,
-        1.7976931348623157e308,
-        0.1 + 0.2,
-        1 / 3,
-        8.5,
-        -0.0,
-        123456789012345.67,
-        math.inf,
+        *(5e-324, 2.2250738585072011e-308, 1.7976931348623157e308, 0.1 + 0.2, -0.0, math.inf, math.nan),
     ],
 )
 def test_difficult_floats_come_back_bit_for_bit(value):
@@ -185,11 +155,6 @@ def test_integers_beyond_64_bits_come_back_as_floats():
 @pytest.mark.parametrize("name", ["007", "1" + "0" * 30, "1e400", "true"])
 def test_names_that_look_like_numbers_stay_words(name):
     assert round_trip(pd.DataFrame({"model": [name], "seed": [1]}))["model"].tolist() == [name]
-
-
-def test_nan_comes_back_as_nan():
-    back = round_trip(pd.DataFrame({"value": [1.5, math.nan], "other": ["a", "b"]}))["value"]
-    assert back[0] == 1.5 and math.isnan(back[1])
 
 
 @pytest.mark.parametrize("word", ["none", "None", "NA", "null", "N/A", "n/a", "a,b", 'say "b"', "α"])
