@@ -36,7 +36,10 @@ LIMITS = {  # attribute of Key: its word, and the comparison that every allowed 
     "below": ("and below", operator.lt),
 }
 
-SIZE, STEPS, POSITIVE, FACTOR = (1, 65536), (1, 10**12), (1e-6, 1e6), (-1e6, 1e6)  # ranges of several keys
+# Ranges of several keys
+SIZE, COUNT, STEPS, LENGTH = (1, 65536), (1, 10**9), (1, 10**12), (0, 10**12)
+POSITIVE, FACTOR, GAIN = (1e-6, 1e6), (-1e6, 1e6), (0.0, 1e6)
+SHARE, RATE, BETA = (0.0, 1.0), (0.0, 1e3), (0.0, 0.999999)
 
 
 class ConfigError(ValueError):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from rankbench.config.keys import FACTOR, POSITIVE, SIZE, key
+from rankbench.config.keys import FACTOR, GAIN, POSITIVE, RATE, SHARE, SIZE, key
 
 # Kinds of attention, and kinds of models. Importing a plug-in adds its own.
 ATTENTIONS = ["dot", "l2", "contractive_l2", "cosine", "gated", "sigmoid", "relu", "differential", "kernel", "sparse"]
@@ -119,9 +119,7 @@ class ModelSublayers:
         choices=("none", "depth"),
     )
     bias: bool = key("Whether the linear maps of the layers have biases.", default=True)
-    value_residual: float = key(
-        "Weight of layer 1's values in every later layer's values.", default=0.0, between=(0.0, 1.0)
-    )
+    value_residual: float = key("Weight of layer 1's values in every later layer's values.", default=0.0, between=SHARE)
     embedding_skip: float = key(
         "Factor of the embedding that is added to the input of each layer.", default=0.0, between=FACTOR
     )
@@ -134,7 +132,7 @@ class ModelSublayers:
     stream_deviation: float = key(
         "Standard deviation of the noise on the initial hyper-connections. 0: they begin as plain skips.",
         default=0.0,
-        between=(0.0, 1e3),
+        between=RATE,
     )
     dropout: float = key("Share of entries that dropout sets to zero.", default=0.0, between=(0.0, 0.99))
 
@@ -173,17 +171,17 @@ class ModelWeights:
         default=None,
         between=POSITIVE,
     )
-    init_gain: float = key("Multiplies every matrix of the layers at initialisation.", default=1.0, between=(0.0, 1e6))
+    init_gain: float = key("Multiplies every matrix of the layers at initialisation.", default=1.0, between=GAIN)
     mlp_gain: float = key(
         "Multiplies the MLPs' matrices again at initialisation, and so their Lipschitz constant by its square.",
         default=1.0,
-        between=(0.0, 1e6),
+        between=GAIN,
     )
     query_gains: list[float] = key(
         "Factors of W_Q and its bias at initialisation: temperatures of networks that train side by side. Of several, "
         "seed s has number s modulo how many there are, so means over seeds are then means over the factors, too.",
         default=[1.0],
-        between=(0.0, 1e6),
+        between=GAIN,
         nonempty=True,
     )
     values: str = key(

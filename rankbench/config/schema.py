@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from rankbench.config.keys import POSITIVE, STEPS, Key, entries, key
+from rankbench.config.keys import BETA, COUNT, LENGTH, POSITIVE, RATE, SHARE, STEPS, Key, entries, key
 from rankbench.config.model import ModelConfig
 
 BUDGETS = ("smoke", "laptop", "paper")
@@ -31,27 +31,21 @@ class OptimizerConfig:
     """Optimizer: the update rule and the schedule of its learning rate."""
 
     name: str = key("Update rule.", default="adam", choices=OPTIMIZERS)
-    lr: float = key("Learning rate at its peak.", default=0.001, between=(0.0, 1e3))
-    weight_decay: float = key(
-        "Weight decay. adamw, muon: decoupled from the gradient.", default=0.0, between=(0.0, 1e3)
-    )
-    momentum: float = key(
-        "Momentum of sgd, and of muon for the matrices of the layers.", default=0.0, between=(0.0, 1.0)
-    )
-    beta1: float = key("Decay rate of the first moment in adam, adamw and muon.", default=0.9, between=(0.0, 0.999999))
-    beta2: float = key(
-        "Decay rate of the second moment in adam, adamw and muon.", default=0.999, between=(0.0, 0.999999)
-    )
+    lr: float = key("Learning rate at its peak.", default=0.001, between=RATE)
+    weight_decay: float = key("Weight decay. adamw, muon: decoupled from the gradient.", default=0.0, between=RATE)
+    momentum: float = key("Momentum of sgd, and of muon for the matrices of the layers.", default=0.0, between=SHARE)
+    beta1: float = key("Decay rate of the first moment in adam, adamw and muon.", default=0.9, between=BETA)
+    beta2: float = key("Decay rate of the second moment in adam, adamw and muon.", default=0.999, between=BETA)
     schedule: str = key(
         "Learning rate after the warm-up.",
         default="constant",
         choices=("constant", "linear", "cosine", "multistep", "inverse_sqrt"),
     )
-    warmup: int = key("Length of the linear warm-up.", default=0, unit="steps", between=(0, 10**12))
+    warmup: int = key("Length of the linear warm-up.", default=0, unit="steps", between=LENGTH)
     milestones: list[int] = key(
         "When schedule=multistep multiplies the rate by optimizer.decay.", default=[], unit="steps"
     )
-    decay: float = key("Factor of schedule=multistep.", default=0.1, between=(0.0, 1e3))
+    decay: float = key("Factor of schedule=multistep.", default=0.1, between=RATE)
     cap: float | None = key(
         "Largest singular value of the layers' matrices: after each step, larger ones are set to it. null: no limit.",
         default=None,
@@ -63,14 +57,12 @@ class OptimizerConfig:
 class TrainerConfig:
     """Trainer: how long training lasts, how much it reads at a time, and how often it is evaluated."""
 
-    steps: int | None = key(
-        "Length of training, unless epochs is given.", default=1000, unit="steps", between=(0, 10**12)
-    )
+    steps: int | None = key("Length of training, unless epochs is given.", default=1000, unit="steps", between=LENGTH)
     epochs: float | None = key(
         "Length of training, unless steps is given.", default=None, unit="epochs", between=(0.0, 1e9)
     )
-    batch_size: int = key("Number of sequences in a batch.", default=100, between=(1, 10**9))
-    accumulate: int = key("Number of parts into which a batch is split to save memory.", default=1, between=(1, 10**9))
+    batch_size: int = key("Number of sequences in a batch.", default=100, between=COUNT)
+    accumulate: int = key("Number of parts into which a batch is split to save memory.", default=1, between=COUNT)
     eval_every: int = key("Interval between rows of metrics.csv.", default=50, unit="steps", between=STEPS)
     checkpoint_every: int = key(
         "Interval between checkpoints. A killed run loses at most this many steps.",
@@ -94,7 +86,7 @@ class TrainerConfig:
         choices=("true", "false", "auto"),
     )
     target_accuracy: float | None = key(
-        "Test accuracy at which a seed stops. null: none stops.", default=None, between=(0.0, 1.0)
+        "Test accuracy at which a seed stops. null: none stops.", default=None, between=SHARE
     )
     writers: list[str] = key(
         "Trackers that also get the rows of metrics.csv. Each needs the extra of its name.",
@@ -203,7 +195,7 @@ class AnalyzeConfig(BaseConfig):
         choices=KINDS_OF_TOKENS,
     )
     masked: float = key(
-        "Share of tokens that a masked language model has to fill in, and is scored on.", default=0.0, between=(0, 1)
+        "Share of tokens that a masked language model has to fill in, and is scored on.", default=0.0, between=SHARE
     )
     mask: str | None = key(
         "Input of a module that says which tokens are present, as present:<name> or absent:<name>, where true means "
@@ -240,7 +232,7 @@ class BenchConfig(TrainConfig):
 
     bench: list[str] = key("Benchmarks.", default=["paths", "training", "startup"], choices=BENCHMARKS, nonempty=True)
     repeats: int = key("Number of paired repetitions: A B A B ...", default=7, between=(1, 10_000))
-    sequences: int = key("Number of sequences whose paths are summed.", default=2000, between=(1, 10**9))
+    sequences: int = key("Number of sequences whose paths are summed.", default=2000, between=COUNT)
     record: str | None = key(
         "Folder, such as docs, in whose BENCHMARKS.md and benchmarks/ the ratios are recorded. null: nowhere.",
         default=None,
