@@ -236,10 +236,6 @@ def test_a_report_that_cannot_be_is_one_line(word, said, home, trained):
     assert not (home / "outputs" / "report").exists()
 
 
-def test_completion_prints_the_script(tmp_path):
-    assert "complete -o default -F _rankbench_complete rankbench" in succeeds("completion", "bash", at=tmp_path).out
-
-
 def test_python_m_rankbench_runs_from_another_folder(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     words = [sys.executable, "-m", "rankbench", "train", "seed=7", "--cfg", "job"]
@@ -817,18 +813,7 @@ def test_interrupted_training_says_how_to_go_on(tmp_path):
     assert (tmp_path / "run" / "training_state.safetensors").exists()
 
 
-# --- the wheel -------------------------------------------------------------------------------------------------------
-
-
-def test_the_wheel_holds_conf_and_the_page_of_keys():
-    import tomllib
-
-    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]
-    assert build["wheel"]["force-include"] == {
-        "conf": "rankbench/conf",
-        **{f"docs/{name}.md": f"rankbench/docs/{name}.md" for name in ("CONFIG", "METRICS")},
-    }
-    assert build["wheel"]["packages"] == ["rankbench"] and {"/conf", "/docs"} <= {*build["sdist"]["include"]}
+# --- conf in a wheel --------------------------------------------------------------------------------------------------
 
 
 def test_conf_dir_prefers_the_packaged_folder(tmp_path, monkeypatch):
