@@ -157,14 +157,10 @@ def analyze(
     Raises ConfigError for a subject that cannot be measured, and for an option that none of the analyses has.
     """
     own = _names_of(plugins)
-    given: dict[str, Any] = {"device": device, "precision": precision, "threads": threads}
-    given |= {
-        "mask": mask,
-        "output": output,
-        "token_axis": token_axis,
-        "plugins": f"[{','.join(own)}]" if own else None,
-    }
-    given["layers"] = None if layers is None else f"[{','.join(layers)}]"
+    given: dict[str, Any] = {"device": device, "precision": precision, "threads": threads, "mask": mask}
+    given |= {"output": output, "token_axis": token_axis}
+    lists = {"plugins": own or None, "layers": layers}
+    given |= {key: f"[{','.join(entries)}]" for key, entries in lists.items() if entries is not None}
     load_plugins([*own, *(named_plugins(subject) if isinstance(subject, list | tuple) else ())])
     if isinstance(subject, nn.Module):
         if not names or isinstance(names[0], str):
