@@ -32,8 +32,6 @@ CHOSEN_BY = {
 def checked(words: Sequence[str]) -> str:
     """The text of the command; ConfigError for the first promise that is not kept."""
     named = plugins.named(words)
-    if not words or {"-h", "--help"} & set(words):
-        return HELP
     if odd := [word for word in words if not word.startswith("plugins=")]:
         raise ConfigError(f"check {odd[0]}: takes plugins=[<module>]; leave it out")
     load_plugins(named)

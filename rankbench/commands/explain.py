@@ -28,8 +28,6 @@ def explained(words: list[str]) -> str:
     """The text of the command."""
     plugins.find(plugins.named(words))
     asked = [word for word in words if not word.startswith("plugins=")]
-    if not asked or {"-h", "--help"} & set(asked):
-        return HELP
     if odd := [word for word in asked if "=" in word or word.startswith("-")]:
         raise ConfigError(f"explain {odd[0]}: takes words without `=`, as in `rankbench explain model.norm`")
     keys = _keys()

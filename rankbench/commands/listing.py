@@ -24,8 +24,6 @@ NAME, TIME = 33, 9  # columns
 
 def listing(words: list[str]) -> str:
     """The text of the command."""
-    if {"-h", "--help"} & set(words):
-        return HELP
     asked = [word.lower() for word in words if not word.startswith("plugins=")]
     if wrong := [word for word in asked if "=" in word or word.startswith("-")]:
         raise ConfigError(f"list {wrong[0]}: takes words to search for, and plugins=[<module>]; leave it out")

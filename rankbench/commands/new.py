@@ -131,8 +131,6 @@ trainer: {steps: '${by_budget:{paper:1000,laptop:300,smoke:2}}', eval_every: 100
 
 def created(words: Sequence[str]) -> str:
     """Write the folder, and return what to do next. ConfigError for a name that is taken or cannot be a module's."""
-    if not words or {"-h", "--help"} & set(words):
-        return HELP
     if len(words) != 2 or words[0] != "plugin":
         raise ConfigError(f"new {' '.join(words)}: unknown; use `rankbench new plugin NAME`")
     name = words[1]

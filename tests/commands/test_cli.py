@@ -207,6 +207,14 @@ def test_help_of_a_command_lists_groups_choices_and_keys(command, keys, tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("command", cli.TEXTS)
+def test_help_of_a_command_that_prints_a_text(command, tmp_path):
+    printed = succeeds(command, "--help", at=tmp_path).out
+    assert printed.startswith(f"Usage: rankbench {command}")
+    if command in ("explain", "check", "new"):
+        assert succeeds(command, at=tmp_path).out == printed
+
+
 def test_version(tmp_path):
     assert succeeds("--version", at=tmp_path).out == f"rankbench {__version__}\n"
 

@@ -504,7 +504,6 @@ def test_a_run_tries_what_it_takes_from_a_plugin_before_it_begins(elsewhere):
 
 
 def test_the_skeleton_of_a_plugin_passes_its_own_tests(elsewhere):
-    assert created([]).startswith("Usage: rankbench new plugin NAME")
     assert "rankbench check plugins=mine" in created(["plugin", "mine"])
     own = {}
     exec((elsewhere / "mine" / "test_mine.py").read_text(), own)
@@ -527,6 +526,6 @@ def test_what_the_example_brings_keeps_its_promises(elsewhere):
     lines = checked([NAMED])
     for line in ("task=letter_count: ", "model.attention=inverse_square: ", "optimizer.name=sign_sgd: a training step"):
         assert f"\n{line}" in f"\n{lines}"
-    assert "2 of CLAIMS read" in lines and checked([]).startswith("Usage: rankbench check")
+    assert "2 of CLAIMS read" in lines
     with pytest.raises(ConfigError, match=r"^check task=sorting: takes plugins="):
         checked(["task=sorting"])
