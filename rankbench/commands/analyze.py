@@ -5,7 +5,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from rankbench.commands.checks import check_folder, measured, preset_for
+from rankbench.commands.checks import check_folder, measured, preset_in
 from rankbench.commands.job import one_line, prepared, working
 from rankbench.config.keys import ConfigError
 from rankbench.config.schema import AnalyzeConfig
@@ -42,23 +42,21 @@ def _is_given(cfg: AnalyzeConfig) -> bool:
 
 def _check_words(cfg: AnalyzeConfig, words: Sequence[str]) -> None:
     """Refuse words that would change nothing: a run brings its own model, task and seeds."""
-    # any preset may say how a run, a module or a checkpoint is measured
-    if not _is_given(cfg) and (preset := preset_for("train", words)) is not None:
-        raise ConfigError(
-            f"experiment={preset}: trains what it measures; use `rankbench train experiment={preset}`, or give run="
-        )
+    name, preset = preset_in(words)
+    if preset is not None and not _is_given(cfg):  # of those any preset may say how they are measured
+        if preset.verb == "train":
+            raise ConfigError(
+                f"experiment={name}: trains what it measures; use `rankbench train experiment={name}`, or give run="
+            )
+        if preset.of_given_network:
+            raise ConfigError(
+                f"experiment={name}: measures a network that you give; use `{preset.command}`, or give run=<folder> or "
+                "model=<file.py>:<function>"
+            )
     asked = {"mask": cfg.mask, "output": cfg.output, "layers": cfg.layers, "token_axis": cfg.token_axis}
     named = [f"{name}={value}" for name, value in asked.items() if value is not None]
     if named and not (cfg.module or cfg.checkpoint):
         raise ConfigError(f"{named[0]}: says how to read a network that is not ours; leave it out")
-    if not _is_given(cfg) and (preset := preset_for("analyze", words)) is not None:
-        from rankbench.config.presets import described
-
-        if (described_preset := described()[preset]).of_given_network:
-            raise ConfigError(
-                f"experiment={preset}: measures a network that you give; use `{described_preset.command}`, or give "
-                "run=<folder> or model=<file.py>:<function>"
-            )
     for word in words:
         key = word.lstrip("+~").partition("=")[0]
         group = key.partition(".")[0]

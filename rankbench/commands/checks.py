@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rankbench.config import plugins
 from rankbench.config.keys import ConfigError, refuse_null_byte
+from rankbench.config.presets import Preset, described
 from rankbench.config.schema import SCHEMAS, AnalyzeConfig, BaseConfig, Config
 from rankbench.runs.files import regular
 
@@ -43,15 +44,10 @@ def check_records(folder: Path) -> None:
         regular(path)
 
 
-def preset_for(command: str, words: Sequence[str]) -> str | None:
-    """The preset that the words name, if it is one of this command; None otherwise."""
-    name = next((word.partition("=")[2] for word in words if word.startswith("experiment=")), None)
-    if name is None:
-        return None
-    from rankbench.config.presets import described
-
-    preset = described().get(name)
-    return name if preset and preset.verb == command else None
+def preset_in(words: Sequence[str]) -> tuple[str, Preset | None]:
+    """The name of the preset that the words name, and the preset, if there is one."""
+    name = next((word.partition("=")[2] for word in words if word.startswith("experiment=")), "")
+    return name, described().get(name) if name else None
 
 
 def measured(cfg: BaseConfig) -> BaseConfig:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from rankbench.commands.checks import check_folder, preset_for
+from rankbench.commands.checks import check_folder, preset_in
 from rankbench.commands.job import hydra_of_job, one_line, prepared, working
 from rankbench.config.keys import ConfigError
 from rankbench.config.schema import TrainConfig
@@ -22,8 +22,9 @@ def check(cfg: TrainConfig, words: Sequence[str] = ()) -> None:
     from rankbench.training.memory import check_memory
     from rankbench.training.writers import check_writers
 
-    if (preset := preset_for("analyze", words)) is not None:
-        raise ConfigError(f"experiment={preset}: trains nothing; use `rankbench analyze experiment={preset}`")
+    name, preset = preset_in(words)
+    if preset is not None and preset.verb == "analyze":
+        raise ConfigError(f"experiment={name}: trains nothing; use `rankbench analyze experiment={name}`")
     check_folder(Path(cfg.out))
     machine = Machine.prepare(cfg)
     check_analyses(cfg, cfg)
