@@ -93,7 +93,7 @@ def _quoted_path(word: str, is_sweep: bool) -> str:
 def load_plugins(names: Iterable[str] = ()) -> None:
     """Find the plug-ins of these names and the installed ones, and import those that are not imported yet."""
     plugins.find(names)
-    if plugins.waiting():
+    if plugins.FOUND.keys() - plugins.LOADED:  # not imported yet
         from rankbench.analyses import ANALYSES, Analysis
         from rankbench.judging import CLAIMS, PAPERS, Claim
         from rankbench.measures.law import LAWS, Law
@@ -130,11 +130,7 @@ def _describe_metric(name: str) -> None:
     states = States.of(torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64))
     values, meaning = formula(states), inspect.getdoc(formula)
     if not isinstance(values, torch.Tensor) or values.shape != (3,) or not meaning:
-        got = (
-            "has no docstring; say what it measures"
-            if not meaning
-            else f"gives {values} for 3 matrices; give 3 numbers"
-        )
+        got = f"gives {values} for 3 matrices; give 3 numbers" if meaning else "has no docstring; say what it measures"
         del STATE_METRICS[name]
         raise ConfigError(f"METRICS: {name} {got}")
     for columns in (residual.COLUMNS, dynamics.COLUMNS):

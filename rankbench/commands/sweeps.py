@@ -33,10 +33,8 @@ from rankbench.runs.files import WriteError
 from rankbench.runs.records import read_yaml
 from rankbench.runs.sweep import Job, Sweep
 
-JobFunction = Callable[[DictConfig], Any]
 
-
-def sweep(config: DictConfig, context: HydraContext, job: JobFunction) -> None:
+def sweep(config: DictConfig, context: HydraContext, job: Callable[[DictConfig], Any]) -> None:
     """Run the jobs of a sweep or of a search (Optuna), then gather their results, also if one of them failed."""
     command = config.hydra.job.config_name
     if (launcher := config.hydra.launcher._target_).endswith("SlurmLauncher"):

@@ -61,16 +61,10 @@ def terminal_width() -> int:
 
 
 def _lines(item: Row) -> str:
-    label, indent = f"  {item.name}={item.value}", " " * COLUMN
-    start = label.ljust(COLUMN) if len(label) < COLUMN - 1 else indent
-    text = textwrap.fill(
-        f"{item.meaning} [{item.allowed}]",
-        terminal_width(),
-        initial_indent=start,
-        subsequent_indent=indent,
-        break_on_hyphens=False,
-    )
-    return text if start != indent else f"{label}\n{text}"
+    label, indent, text = f"  {item.name}={item.value}", " " * COLUMN, f"{item.meaning} [{item.allowed}]"
+    lines = textwrap.wrap(text, terminal_width() - COLUMN, break_on_hyphens=False)
+    first = [label.ljust(COLUMN) + lines.pop(0)] if len(label) < COLUMN - 1 else [label]
+    return "\n".join([*first, *(indent + line for line in lines)])
 
 
 def _groups(command: str) -> str:

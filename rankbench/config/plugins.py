@@ -204,11 +204,6 @@ def brought(kind: str) -> list[str]:
     return [name for module in sorted(LOADED) for name in getattr(sys.modules.get(module), kind, {})]
 
 
-def waiting() -> bool:
-    """Whether a plug-in was found that is not imported yet."""
-    return bool(FOUND.keys() - LOADED)
-
-
 def require(names: Iterable[str], folder: Path) -> None:
     """Raise ConfigError if a run was made with a plug-in that the user has not named: only naming imports it."""
     if any(name not in LOADED for name in names):
