@@ -4,14 +4,10 @@ step, and seeds side by side against in turn.
 Shapes: B batch, N token, C output.
 """
 
-import copy
 import dataclasses
 import math
-import tempfile
-import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -26,19 +22,15 @@ from rankbench.config.schema import BenchConfig, OptimizerConfig, TrainConfig
 from rankbench.model.activations import ACTIVATIONS
 from rankbench.model.norm import NORM_EPSILON
 from rankbench.model.transformer import Transformer
-from rankbench.runs.files import write_json
 from rankbench.runs.machine import Machine
-from rankbench.runs.run import Run
 from rankbench.seeds import generator_for
 from rankbench.tasks import Task, build_task
 from rankbench.training.compiling import fastest_step
-from rankbench.training.loop import train
 from rankbench.training.optimizers import Adam, AdamW, Sgd
 from rankbench.training.seeds_side_by_side import Training
 
 SMALL = 30  # batch size that is timed in addition to the config's
 LARGE = 1024  # rows and columns of matrices whose product runs at the processor's highest rate
-LOOP_BLOCKS = 5  # the whole training loop is timed over this many blocks of trainer.steps, enough to evaluate and save
 
 # Values that the keys of the model must have for torch.nn.TransformerEncoder to build the same network.
 TORCH_ENCODER_HAS: dict[str, list] = {"attention": ["dot"], "tied_qk": [False], "skip": [True], "mlp": [True]}
@@ -75,22 +67,17 @@ def table(cfg: BenchConfig, machine: Machine) -> pd.DataFrame:
     """Seconds of blocks of trainer.steps steps, with batches of SMALL and of trainer.batch_size sequences.
 
     `replicas` seeds train side by side, and four times as many for a quarter of the steps. ratio_roofline compares the
-    step with its own matrix products at the rate of a large one, which is measured in the same repetition. For one seed
-    the table also has the share of train()'s time that is not spent on the step, but on drawing batches, counting,
-    evaluating and writing.
+    step with its own matrix products at the rate of a large one, which is measured in the same repetition.
     """
-    task, rows = build_task(cfg.task), []
+    task, rows, steps = build_task(cfg.task), [], cfg.trainer.steps or 0
     for size in sorted({SMALL, cfg.trainer.batch_size}):
         sized = dataclasses.replace(cfg, trainer=dataclasses.replace(cfg.trainer, batch_size=size))
         step = "plain" if cfg.trainer.compile == "false" else fastest_step(sized, task, machine)
-        one_seed = _against_torch_encoder(sized, task, machine, step) | _outside_the_step(sized, task, machine, step)
-        rows.append({"seeds": 1, "batch_size": size, "steps": cfg.trainer.steps, "step": step, **one_seed})
-        for seeds, block in (
-            (cfg.replicas, cfg.trainer.steps or 0),
-            (4 * cfg.replicas, math.ceil((cfg.trainer.steps or 0) / 4)),
-        ):
-            case: dict = {"seeds": seeds, "batch_size": size, "steps": block, "step": step}
-            rows.append({**case, **_side_by_side(sized, task, machine, step, seeds, block)})
+        case: dict = {"batch_size": size, "step": step}
+        rows.append({"seeds": 1, "steps": steps, **case, **_against_torch_encoder(sized, task, machine, step)})
+        for seeds, block in ((cfg.replicas, steps), (4 * cfg.replicas, math.ceil(steps / 4))):
+            measured = _side_by_side(sized, task, machine, step, seeds, block)
+            rows.append({"seeds": seeds, "steps": block, **case, **measured})
     columns = {"num_tokens": task.length, "device": machine.device.type, "precision": machine.precision}
     return pd.DataFrame(rows).assign(**columns, repeats=cfg.repeats).set_index(["seeds", "batch_size"])
 
@@ -129,7 +116,8 @@ def _ratios_to_rate(training: Training, steps: int, seconds: dict[str, np.ndarra
 def _against_torch_encoder(cfg: BenchConfig, task: Task, machine: Machine, step: str) -> dict[str, float]:
     ours, plain = (Training(cfg, task, machine, [cfg.seed], kind) for kind in (step, "plain"))
     steps = cfg.trainer.steps or 0
-    loops = torch_loops(ours, steps)
+    fused = {"torch_encoder": False, "torch_encoder_fused_optimizer": True}  # torch's optimiser
+    loops = {name: torch_loop(ours, steps, is_fused) for name, is_fused in fused.items()}
     works = {"ours": lambda: train_steps(ours, steps), **loops, "plain": lambda: train_steps(plain, steps)}
     seconds = paired(machine, cfg.repeats, {**works, "large_product": large_product(machine)})
     fastest = min((seconds[name] for name in loops), key=np.median)
@@ -169,12 +157,6 @@ class TorchEncoder(nn.Module):
 
     def forward(self, inputs_BN: Tensor) -> Tensor:
         return self.read_out(self.layers(self.read_in(inputs_BN) + self.position.weight))
-
-
-def torch_loops(ours: Training, steps: int) -> dict[str, Callable[[], None]]:
-    """`torch_loop` by name, with and without torch's fused optimiser."""
-    fused = {"torch_encoder": False, "torch_encoder_fused_optimizer": True}
-    return {name: torch_loop(ours, steps, is_fused) for name, is_fused in fused.items()}
 
 
 def torch_loop(ours: Training, steps: int, torch_fused: bool) -> Callable[[], None]:
@@ -227,26 +209,3 @@ def _side_by_side(
         **spread("ratio_speed_to_plain", seconds["plain"] / seconds["side_by_side"]),
         **spread(column, seconds["in_turn"] / seconds["side_by_side"]),
     }
-
-
-def _outside_the_step(cfg: BenchConfig, task: Task, machine: Machine, step: str) -> dict[str, float]:
-    """Share of train()'s time that is not spent on the step, when that runs on a ready batch. Noise can make it
-    negative."""
-    training = Training(cfg, task, machine, [cfg.seed], step)
-    batch, steps = training.batch(), LOOP_BLOCKS * (cfg.trainer.steps or 0)
-    longer_cfg = dataclasses.replace(cfg, replicas=1, trainer=dataclasses.replace(cfg.trainer, steps=steps))
-    loop_seconds = []
-
-    def bare() -> None:
-        for _ in range(steps):
-            training.step(batch, cfg.optimizer.lr)
-
-    def whole() -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            run = Run(Path(folder))
-            write_json(run.folder / "environment.json", {"step": step})  # else auto would find so few steps too short
-            # train()'s own seconds leave out building the model and opening the folder; they are of the wall clock
-            loop_seconds.append(train(copy.deepcopy(longer_cfg), run)["seconds"])
-
-    bare_seconds = paired(machine, cfg.repeats, {"bare": bare, "whole": whole}, clock=time.perf_counter)["bare"]
-    return spread("share_outside_step", 1 - bare_seconds / np.array(loop_seconds[1:]))
