@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from rankbench.config.presets import Preset, described, presets
+from rankbench.config.presets import presets
 from rankbench.config.schema import BUDGETS
 from rankbench.judging import CLAIMS, PAPERS, SECOND_SEED, is_outdated, judge, of_today, statements_of, with_holm
 from rankbench.report.jobs import runs_in, status_of, varying_keys
@@ -56,12 +56,12 @@ class PresetRun:
 
     @cached_property
     def verdicts(self) -> list[dict[str, Any]]:
-        """Rows of verdicts.csv, each with the preset and its scale. If any row comes from an earlier version or from an
-        earlier test of its claim, the tables are judged again; without tables such a row is undecided."""
+        """Rows of verdicts.csv, each with the preset and its scale. If any row comes from an earlier test of its claim,
+        the tables are judged again; without tables such a row is undecided."""
         path = self.folder / "verdicts.csv"
         rows = records(read_table(path)) if path.exists() else []
-        if any("p_value" not in row or is_outdated(row) for row in rows):
-            rows = self._judged_again() or [row for row in rows if "p_value" in row]
+        if any(map(is_outdated, rows)):
+            rows = self._judged_again() or rows
         return [{"preset": self.preset, "scale": self.budget, **row} for row in of_today(rows)]
 
     def _judged_again(self) -> list[dict[str, Any]]:
@@ -136,10 +136,9 @@ def across_presets(verdicts: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _preset_runs(outputs: Path) -> Iterator[PresetRun]:
-    by_name = described()
     for folder in sorted([*outputs.glob("train/*"), *outputs.glob("analyze/*")]):
         jobs = runs_in(folder) if folder.is_dir() else []
-        if jobs and (preset := _preset_of(folder, jobs[0])) and _has_network(jobs[0], by_name.get(preset)):
+        if jobs and (preset := _preset_of(folder, jobs[0])):
             files = [path for path in (folder / "verdicts.csv", jobs[0] / "summary.json") if path.exists()]
             config = or_empty(read_yaml, jobs[0] / "config.yaml")
             seed = config.get("seed")
@@ -153,12 +152,6 @@ def _preset_runs(outputs: Path) -> Iterator[PresetRun]:
                 max((path.stat().st_mtime for path in files), default=0.0),
                 isinstance(seed, int) and seed >= SECOND_SEED,
             )
-
-
-def _has_network(job: Path, preset: Preset | None) -> bool:
-    """Whether the job measured the network that its preset asks for; earlier versions measured a fresh one."""
-    config = or_empty(read_yaml, job / "config.yaml")
-    return preset is None or not preset.of_given_network or any(map(config.get, ("checkpoint", "module", "run")))
 
 
 def _preset_of(folder: Path, job: Path) -> str | None:

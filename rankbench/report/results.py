@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from rankbench.config.keys import ConfigError
-from rankbench.config.presets import claims_of, described
+from rankbench.config.presets import claims_of
 from rankbench.judging import (
     NOT_JUDGED,
     OUTCOMES,
@@ -71,16 +71,13 @@ class KnownResult(NamedTuple):
 
 def known_before(folder: Path, names: Collection[str]) -> dict[str, KnownResult]:
     """The results of these presets on the folder's pages, by preset; presets without one are left out, and so are
-    claims that a preset no longer has, and results of a fresh network where a preset asks for a given one. A verdict
-    whose claim is tested differently today is undecided."""
+    claims that a preset no longer has. A verdict whose claim is tested differently today is undecided."""
     if not (folder / "presets.csv").exists():
         return {}
-    known, by_name = {}, described()
+    known = {}
     for board in records(read_table(folder / "presets.csv")):
         name = board["preset"]
         if name not in names or board["note"] == NOT_RUN:
-            continue
-        if by_name[name].of_given_network and not re.search(r" (run|checkpoint|module|model\.path)=", board["command"]):
             continue
         verdicts = of_today(records(read_table(folder / "presets" / name / "verdicts.csv")))
         claims = claims_of(name)
