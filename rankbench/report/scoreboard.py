@@ -4,7 +4,7 @@ import base64
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +23,6 @@ from rankbench.judging import (
     beside_second,
     by_paper,
     grouped,
-    over_text,
     statement_line,
     table_of,
 )
@@ -42,16 +41,12 @@ from rankbench.report.results import (
     write_pages,
 )
 from rankbench.runs.files import OUTPUTS, write_text
-from rankbench.runs.tables import latex, markdown, read_table, short, write_table
+from rankbench.runs.tables import read_table, write_table
 
 EVERY = "all"
 TABLES = {"scoreboard.csv": "csv, a row for each claim", "verdicts.csv": "for each setting"}
-TABLES |= {"presets.csv": "for each preset", "scoreboard.md": "Markdown", "scoreboard.tex": "LaTeX"}
+TABLES |= {"presets.csv": "for each preset"}
 TABLES_OF_PAGES = {"statements.csv": "csv, a row for each claim", "presets.csv": "for each preset"}
-# Columns of a statement that readers see, and how they are headed
-READABLE = {"claim": "claim", "outcome": "verdict", "measured": "measured", "published": "published"}
-READABLE |= {"claimed": "claimed", "over": "over", "held_after_holm": "after Holm", "replicated": "replicated"}
-READABLE |= {"scale": "scale", "reading": "reading"}
 
 
 def check_experiment(name: str, outputs: Path = OUTPUTS, pages: Path | None = None) -> None:
@@ -67,9 +62,9 @@ def check_experiment(name: str, outputs: Path = OUTPUTS, pages: Path | None = No
 def scoreboard(experiment: str, folder: Path, pages: Path | None = None, outputs: Path = OUTPUTS) -> list[str]:
     """Write the scoreboard of one preset or `all` from the runs in `outputs`, and Markdown pages of the results.
 
-    scoreboard.csv, .md, .tex and .html: a row for each claim. verdicts.csv: a row for each setting. presets.csv: a row
-    for each preset, with its newest complete run at the largest scale. pages: folder of the pages, which are of all
-    presets; None for `results` in `folder`. Returns lines for the reader; ConfigError if no preset has been run.
+    scoreboard.csv and .html: a row for each claim. verdicts.csv: a row for each setting. presets.csv: a row for each
+    preset, with its newest complete run at the largest scale. pages: folder of the pages, which are of all presets;
+    None for `results` in `folder`. Returns lines for the reader; ConfigError if no preset has been run.
     """
     selected = {name: command for name, command in presets().items() if experiment in (EVERY, name)}
     check_experiment(experiment, outputs, pages)
@@ -88,8 +83,6 @@ def scoreboard(experiment: str, folder: Path, pages: Path | None = None, outputs
     write_table(pd.DataFrame(verdicts or {"claim": []}), folder / "verdicts.csv")
     write_table(pd.DataFrame(boards), folder / "presets.csv")
     write_table(table_of(statements), folder / "scoreboard.csv")
-    write_text(folder / "scoreboard.md", "\n".join(_sections(statements)))
-    write_text(folder / "scoreboard.tex", latex(readable(statements)))
     drawn = {name: _drawn(run, folder) for name, run in best.items()}
     write_text(folder / "scoreboard.html", _page(statements, boards, drawn, news, TABLES))
     written = [_all_pages(pages, boards, best, second)] if experiment == EVERY else []
@@ -102,7 +95,7 @@ def scoreboard(experiment: str, folder: Path, pages: Path | None = None, outputs
         *([] if news is None else [news.line()]),
         *(f"{board['preset']}: {board['note']}" for board in boards if board["note"] not in ("", NOT_RUN)),
         *([f"not run: {', '.join(unrun)}"] if unrun else []),
-        f"-> {folder / 'scoreboard.csv'}, .md, .tex and .html; verdicts.csv, presets.csv",
+        f"-> {folder / 'scoreboard.csv'} and .html; verdicts.csv, presets.csv",
         *(f"-> {index} and {BOARD}" for index in written),
     ]
 
@@ -138,16 +131,6 @@ def _about_second(run: PresetRun | None) -> dict[str, str]:
         return {}
     about = run.about()
     return {"second": f"commit {about['commit']}, scale {about['scale']}, {about['finished']}"}
-
-
-def readable(statements: list[dict[str, Any]]) -> pd.DataFrame:
-    """The statements as a table for readers, with the measured number and its interval in one text."""
-    rows = []
-    for row in statements:
-        interval = "" if row["low95"] is None else f" [{short(row['low95'])}, {short(row['high95'])}]"
-        measured = f"{'≤ ' if row['is_bound'] else ''}{short(row['measured'])}{interval}"
-        rows.append({**row, "measured": measured, "over": over_text(row)})
-    return pd.DataFrame(rows, columns=list(READABLE)).rename(columns=READABLE)
 
 
 class News(NamedTuple):
@@ -186,17 +169,6 @@ def _counts(statements: list[dict[str, Any]]) -> dict[str, int]:
     outcomes = [row["outcome"] for row in statements]
     known = (*OUTCOMES, "passed", "broken")
     return {word: outcomes.count(word) for word in known if word in outcomes}
-
-
-def _sections(statements: list[dict[str, Any]]) -> Iterator[str]:
-    """Markdown: a heading for each paper with its claims, then the checks of the tool."""
-    for paper, rows in by_paper(statements).items():
-        yield f"## {paper}\n"
-        yield markdown(readable(rows))
-    checks = [row for row in statements if row["kind"] == "check"]
-    if checks:
-        yield "## Checks of the tool\n"
-        yield markdown(readable(checks))
 
 
 def _page(

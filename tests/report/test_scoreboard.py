@@ -124,9 +124,6 @@ def test_our_number_stands_beside_the_published_one(outputs, tmp_path):
     assert boards["demo"]["folder"] == str(folder)
     measured = "measured 0.99 [0.98, 0.995] (95 %, 5 seeds), claimed > 0.95, published 0.98"
     assert f"held      dong_fig4_whole_sorting: {measured} - Dong et al. 2021, sec. 4.3" in lines
-    assert "| 0.99 [0.98, 0.995] | 0.98 | &gt; 0.95 | 5 seeds | yes |" in (tmp_path / "scoreboard.md").read_text()
-    for suffix in ("md", "tex"):
-        assert "0.98" in (tmp_path / f"scoreboard.{suffix}").read_text()
 
 
 @pytest.mark.parametrize(
@@ -314,8 +311,7 @@ def test_a_bound_is_no_measurement(outputs, tmp_path):
     run_of(outputs, "one", measured=-12.5, low95=float("nan"), high95=float("nan"), interval="none", is_bound=True)
     _, _, lines = scoreboard_of(outputs, tmp_path, "demo")
     assert any("dong_fig4_whole_sorting: measured at most -12.5 (5 seeds)" in line for line in lines)
-    for name in ("scoreboard.md", "scoreboard.html"):
-        assert "≤ -12.5" in (tmp_path / name).read_text()
+    assert "≤ -12.5" in (tmp_path / "scoreboard.html").read_text()
 
 
 @pytest.mark.parametrize("earlier", [{"since": ""}, {"claimed": "< -0.4"}, {"since": None, "measured": None}])
@@ -336,8 +332,6 @@ def test_checks_of_the_tool_stand_apart_from_claims(outputs, tmp_path):
     pd.DataFrame([check, CLAIM]).to_csv(folder / "verdicts.csv", index=False)
     _, _, lines = scoreboard_of(outputs, tmp_path, "demo")
     assert lines[0].endswith("1 held, 1 passed")
-    text = (tmp_path / "scoreboard.md").read_text()
-    assert text.index("dong_fig4_whole_sorting") < text.index("Checks of the tool") < text.index("paths_sum_to_output")
     page = (tmp_path / "scoreboard.html").read_text()
     assert (
         page.index("dong_fig4_whole_sorting") < page.index(">Checks of the tool<") < page.index("paths_sum_to_output")
