@@ -15,58 +15,36 @@ from markupsafe import Markup
 
 from rankbench import __version__
 from rankbench.config.keys import ConfigError
-from rankbench.judging import measured_text, over_text, published, statements_of
+from rankbench.judging import measured_text, over_text
 from rankbench.runs.files import write_text
 from rankbench.runs.records import or_empty, read_json, read_yaml
-from rankbench.runs.tables import read_table, short
+from rankbench.runs.tables import short
 
 Runs = dict[str, tuple[Path, str, dict[str, str]]]  # name: folder, status, values of the varied keys
 
 
 def write_page(
-    folder: Path,
-    *,
-    runs: Runs,
-    seeds: pd.DataFrame,
-    summary: pd.DataFrame,
-    differences: pd.DataFrame,
-    sentences: list[str],
-    captions: dict[str, str],
-    figure_published: str | None,
-    follows: dict[str, list[str]],
-    judged: bool,
-    asked: dict[str, str],
-    live: str,
+    folder: Path, runs: Runs, seeds: pd.DataFrame, summary: pd.DataFrame, captions: dict[str, str], **content: Any
 ) -> None:
     """Write report.html from the runs and from the files that the report has written to the folder.
 
-    seeds: the table of sweep.csv. sentences: the differences in words. captions: captions of the figures, by file name.
-    follows: for each varied key, the keys that vary with it. asked: the keys that all runs share. live: see `gather`.
-    The template escapes everything that comes from files; the figures are our own SVG.
+    seeds: the table of sweep.csv. captions: of the figures, by file name. content: what else templates/report.html.j2
+    names. The template escapes everything that comes from files; the figures are our own SVG.
     """
-    statuses = [status for _, status, _ in runs.values()]
     folders = [run for run, _, _ in runs.values()]
     keys = list(next(iter(runs.values()))[2])
     commands = {as_typed_command(recorded_command(run)) if folders[1:] else command_of(run) for run in folders}
-    statements = statements_of(records(read_table(folder / "verdicts.csv"))) if judged else []
     text = render(
         "report",
         title=_title(folders, seeds, keys),
         name=folder.resolve().name,
         repeat=commands.pop() if len(commands) == 1 else "",
         num_runs=len(runs),
-        counts=Counter(statuses),
+        counts=Counter(status for _, status, _ in runs.values()),
         facts=_environment(folders),
-        asked=asked,
-        live=live,
-        follows=follows,
-        claims=[row for row in statements if row["kind"] == "claim"],
-        checks=[row for row in statements if row["kind"] == "check"],
         summary=records(summary),
         summary_axes=[] if summary.empty else list(summary.columns[: summary.columns.get_loc("num_seeds") + 1]),
         summary_values=[name.removesuffix("_mean") for name in summary if name.endswith("_mean")],
-        differences=records(differences),
-        sentences=sentences,
         runs=[_run(name, *run, seeds, folder) for name, run in runs.items()],
         keys=keys,
         seeds=records(seeds),
@@ -74,8 +52,8 @@ def write_page(
             (name, caption, Markup(_inline(folder / f"{name}.svg", number)))
             for number, (name, caption) in enumerate(captions.items())
         ],
-        published=records(published(figure_published)) if figure_published else [],
         files=sorted(path.name for path in folder.glob("*.csv")),
+        **content,
     )
     write_text(folder / "report.html", text)
 

@@ -12,7 +12,7 @@ from rankbench.analysing.runner import judge_all
 from rankbench.config import plugins
 from rankbench.config.keys import ConfigError, closest
 from rankbench.config.schema import StudyKeys
-from rankbench.judging import CLAIMS, figures_published
+from rankbench.judging import CLAIMS, figures_published, published, statements_of
 from rankbench.report.differences import baseline_in, differences, printed, sentences
 from rankbench.report.figures import (
     Drawing,
@@ -24,7 +24,7 @@ from rankbench.report.figures import (
 )
 from rankbench.report.jobs import SILENT, config_of, flattened, keys_of, runs_in, shared, values_by_job, varying_keys
 from rankbench.report.joined_tables import Joined, columns_of, for_print, read_all, summarise
-from rankbench.report.page import write_page
+from rankbench.report.page import records, write_page
 from rankbench.report.study import (
     OF_RUN,
     check_words,
@@ -118,15 +118,15 @@ def gather(
     lines += judge_all(claims, tables, folder, facets)
     write_page(
         folder,
-        runs={names[job]: (job, statuses[job], values) for job, values in values_by_job(jobs, keys).items()},
-        seeds=seeds,
-        summary=summary,
-        differences=compared,
+        {names[job]: (job, statuses[job], values) for job, values in values_by_job(jobs, keys).items()},
+        seeds,
+        summary,
+        captions,
+        judged=statements_of(records(read_table(folder / "verdicts.csv"))) if claims else [],
+        differences=records(compared),
         sentences=in_words,
-        captions=captions,
-        figure_published=how.published,
+        published=records(published(how.published)) if how.published else [],
         follows=follows if varied is None else {},
-        judged=bool(claims),
         asked=shared(configs),
         live=live,
     )
