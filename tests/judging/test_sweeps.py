@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.stats
-import yaml
+from hand_written import write_run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -121,16 +121,11 @@ def test_a_report_hands_over_all_the_keys_of_a_sweep(along, tmp_path, monkeypatc
     number = 0
     for heads in (1, 4):
         for knob in (0.5, 2, 10):
-            folder = tmp_path / str(number)
-            folder.mkdir()
             model = {"name": "san", "heads": heads, "knob": knob}
             config = {"task": {"name": "sorting"}, "seed": 0, "claims": ["grows"], "model": model}
-            (folder / "config.yaml").write_text(yaml.safe_dump(config))
             values = np.arange(3) * 0.01 + (knob if heads == 1 else -knob)
-            who = {"run": str(number), "task": "sorting", "model": "san", "seed": range(3)}
-            pd.DataFrame({**who, "variant": "full", "value": values, "hidden": False}).to_csv(
-                folder / "residual.csv", index=False
-            )
+            rows = {"run": str(number), "task": "sorting", "model": "san", "seed": range(3), "variant": "full"}
+            write_run(tmp_path / str(number), config, residual=rows | {"value": values, "hidden": False})
             number += 1
     gather_sweep(tmp_path, ["model.heads", KEY])
     verdicts = pd.read_csv(tmp_path / "verdicts.csv")

@@ -1,12 +1,9 @@
 """The pages of a report and of the scoreboard in a real browser: desktop and phone, light and dark, by keyboard, and
 printed. Skipped without Chromium."""
 
-import json
-
-import pandas as pd
 import pytest
-import yaml
 from browser import PROGRAM, Browser
+from hand_written import write_run
 from test_scoreboard import run_of, sweep_of
 
 from rankbench.report.jobs import find_runs
@@ -47,20 +44,14 @@ def report(tmp_path_factory):
     """The report of a hand-written sweep with long names and a wide table."""
     home = tmp_path_factory.mktemp("page")
     for number in range(4):
-        folder = home / "runs" / f"{number}_model.layers={number},model.attention_init=0.5,task.alphabet=1000"
-        folder.mkdir(parents=True)
-        config = {
-            "model": {"name": "a_network_with_a_long_name", "layers": number},
-            "task": {"name": "sorting"},
-            "seed": 0,
-        }
-        (folder / "config.yaml").write_text(yaml.safe_dump(config))
-        seeds = [{"seed": seed, "status": "finished", "test_accuracy": 0.5 + seed / 10} for seed in range(3)]
-        (folder / "summary.json").write_text(json.dumps({"status": "finished", "seeds": seeds}))
-        steps = [
-            {"step": step, "seed": 0, "split": "test", "loss": 1.0 / (step + 1), "accuracy": 0.5} for step in range(3)
-        ]
-        pd.DataFrame(steps).to_csv(folder / "metrics.csv", index=False)
+        model = {"name": "a_network_with_a_long_name", "layers": number}
+        steps = [{"step": k, "seed": 0, "split": "test", "loss": 1.0 / (k + 1), "accuracy": 0.5} for k in range(3)]
+        write_run(
+            home / "runs" / f"{number}_model.layers={number},model.attention_init=0.5,task.alphabet=1000",
+            {"model": model, "task": {"name": "sorting"}, "seed": 0},
+            [{"test_accuracy": 0.5 + seed / 10} for seed in range(3)],
+            metrics=steps,
+        )
     (home / "report").mkdir()
     gather(find_runs(str(home / "runs")), home / "report")
     return home / "report" / "report.html"
@@ -106,15 +97,9 @@ def wide(tmp_path_factory):
     numbers = {"test_accuracy": 0.1234567, "valid_loss": 12.3456789, "test_loss": 123.456789}
     for job, (norm, heads) in enumerate((norm, heads) for norm in ("none", "pre") for heads in (1, 128)):
         keys = {"name": "contractive_l2", "norm": norm, "heads": heads, "width": 48 * heads, "layers": heads + 2}
-        folder = home / "runs" / str(job)
-        folder.mkdir(parents=True)
         config = {"model": keys, "task": {"name": "sorting"}, "seed": 0, "out": "there", "analysis": {}}
-        (folder / "config.yaml").write_text(yaml.safe_dump(config))
-        seeds = [
-            {"seed": seed, "status": "finished", **{name: value * (1 + seed / 7) for name, value in numbers.items()}}
-            for seed in range(3)
-        ]
-        (folder / "summary.json").write_text(json.dumps({"status": "finished", "seeds": seeds}))
+        seeds = [{name: value * (1 + seed / 7) for name, value in numbers.items()} for seed in range(3)]
+        write_run(home / "runs" / str(job), config, seeds)
     (home / "report").mkdir()
     gather(find_runs(str(home / "runs")), home / "report")
     return home / "report" / "report.html"

@@ -1,11 +1,9 @@
 """Differences from a baseline in `rankbench report`: against tables written by hand and SciPy's tests."""
 
-import json
-
 import numpy as np
 import pandas as pd
 import pytest
-import yaml
+from hand_written import write_run
 from scipy import stats
 
 from rankbench.commands.compose import compose
@@ -46,12 +44,9 @@ def home(tmp_path_factory):
     """Runs of four attentions, one of them on other seeds, and their report against dot."""
     home = tmp_path_factory.mktemp("differences")
     for number, (attention, of_seed) in enumerate(ACCURACIES.items()):
-        folder = home / "runs" / str(number)
-        folder.mkdir(parents=True)
         config = {"model": {"name": "san", "attention": attention}, "task": {"name": "sorting"}, "seed": 0}
-        (folder / "config.yaml").write_text(yaml.safe_dump(config))
-        seeds = [{"seed": seed, "status": "finished", "test_accuracy": value} for seed, value in of_seed.items()]
-        (folder / "summary.json").write_text(json.dumps({"status": "finished", "seeds": seeds}))
+        seeds = [{"seed": seed, "test_accuracy": value} for seed, value in of_seed.items()]
+        write_run(home / "runs" / str(number), config, seeds)
     (home / "report").mkdir()
     lines = gather(find_runs(str(home / "runs")), home / "report", baseline="dot")
     (home / "said.txt").write_text("\n".join(lines))
@@ -85,15 +80,6 @@ def test_the_report_has_the_differences_that_scipy_finds(home):
     table = pd.read_csv(home / "report" / "differences.csv")
     assert list(table[KEY]) == ["l2", "cosine", "sigmoid"] and set(table.baseline) == {"model.attention=dot"}
     check_against_scipy(table)
-
-
-@pytest.mark.parametrize("column", ["difference", "low95", "high95", "p_value", "p_holm", "num_seeds", "baseline_mean"])
-def test_a_doctored_table_fails(home, column):
-    table = pd.read_csv(home / "report" / "differences.csv")
-    doctored = table.astype({column: float})
-    doctored.loc[0, column] *= 1.01
-    with pytest.raises(AssertionError):
-        check_against_scipy(doctored)
 
 
 def test_seeds_that_are_paired_count_by_seed_and_not_by_row(home):

@@ -7,8 +7,8 @@ from datetime import datetime, timedelta
 
 import pandas as pd
 import pytest
-import yaml
 from command_line import succeeds
+from hand_written import write_run
 
 from rankbench.plots.training import draw_metrics
 from rankbench.report import live
@@ -20,21 +20,17 @@ pytestmark = pytest.mark.usefixtures("unpainted")
 
 
 def run_at(folder, steps, finished):
-    folder.mkdir(parents=True)
     config = {"model": {"name": "san", "heads": 7}, "task": {"name": "sorting"}, "seed": 0, "trainer": {"steps": 100}}
-    (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    started = (datetime.now().astimezone() - timedelta(seconds=300)).strftime("%Y-%m-%dT%H:%M:%S%z")
-    (folder / "environment.json").write_text(json.dumps({"started": started, "command": ["rankbench train", "a=b"]}))
     rows = [
         {"step": step, "seed": seed, "split": split, "loss": 2 - step / 100 + seed / 10, "accuracy": step / 200}
         for step in range(0, steps + 1, 25)
         for split in ("train", "test")
         for seed in (0, 1)
     ]
-    pd.DataFrame(rows).to_csv(folder / "metrics.csv", index=False)
-    status = "finished" if finished else "running"
-    seeds = [{"seed": seed, "status": status, "test_accuracy": 0.5} for seed in (0, 1)] if finished else []
-    (folder / "summary.json").write_text(json.dumps({"status": status, "seeds": seeds}))
+    seeds = [{"test_accuracy": 0.5}] * 2 if finished else []
+    write_run(folder, config, seeds, "finished" if finished else "running", metrics=rows)
+    started = (datetime.now().astimezone() - timedelta(seconds=300)).strftime("%Y-%m-%dT%H:%M:%S%z")
+    (folder / "environment.json").write_text(json.dumps({"started": started, "command": ["rankbench train", "a=b"]}))
     return folder
 
 

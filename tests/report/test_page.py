@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 import yaml
 from browser import PROGRAM, Browser
+from hand_written import write_run
 from scipy import stats
 
 from rankbench.analyses import ANALYSES
@@ -40,16 +41,10 @@ ENVIRONMENT = {
 
 def run_at(folder, heads=1, lr=0.1, status="finished", seeds=(0.5, 0.6, 0.9), model="san", **more):
     """A run's folder with these final accuracies."""
-    folder.mkdir(parents=True)
     config = {"model": {"name": model, "heads": heads}, "task": {"name": "sorting"}, "optimizer": {"lr": lr}}
     config |= {"seed": 0, "out": str(folder), "analysis": {}, **more}
-    (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    write_run(folder, config, [{"test_accuracy": value, "test_loss": 1 - value} for value in seeds], status)
     (folder / "environment.json").write_text(json.dumps(ENVIRONMENT))
-    rows = [
-        {"seed": seed, "status": status, "test_accuracy": value, "test_loss": 1 - value}
-        for seed, value in enumerate(seeds)
-    ]
-    (folder / "summary.json").write_text(json.dumps({"status": status, "seeds": rows}))
     return folder
 
 

@@ -1,12 +1,11 @@
 """`rankbench report` with chosen columns, and `rankbench plot`: against tables written by hand, pandas and SciPy."""
 
-import json
 import re
 
 import numpy as np
 import pandas as pd
 import pytest
-import yaml
+from hand_written import write_run
 from scipy import stats
 
 from rankbench.commands.compose import compose
@@ -35,13 +34,8 @@ def home(tmp_path_factory):
     """Runs of two depths with and without a norm, three seeds each, and their report on two columns."""
     home = tmp_path_factory.mktemp("study")
     for number, (layers, norm) in enumerate(RANK):
-        folder = home / "runs" / str(number)
-        folder.mkdir(parents=True)
         config = {"model": {"name": "san", "layers": layers, "norm": norm}, "task": {"name": "sorting"}, "seed": 0}
-        (folder / "config.yaml").write_text(yaml.safe_dump(config))
-        accuracies = [layers / 10 + seed / 50 + (norm == "pre") / 4 for seed in range(3)]
-        seeds = [{"seed": seed, "status": "finished", "test_accuracy": value} for seed, value in enumerate(accuracies)]
-        (folder / "summary.json").write_text(json.dumps({"status": "finished", "seeds": seeds}))
+        seeds = [{"test_accuracy": layers / 10 + seed / 50 + (norm == "pre") / 4} for seed in range(3)]
         rows = [
             {"run": str(number), "task": "sorting", "model": "san", "seed": seed, "weights": weights, "variant": "full"}
             | {"layer": layer, "sublayer": sublayer, "dtype": "float64", "relative_noise_floor": 2.0**-52}
@@ -52,7 +46,7 @@ def home(tmp_path_factory):
             for layer in range(1, layers + 1)
             for sublayer in ("weights", "attention", "mlp")
         ]
-        pd.DataFrame(rows).to_csv(folder / "residual.csv", index=False)
+        write_run(home / "runs" / str(number), config, seeds, residual=rows)
     (home / "report").mkdir()
     chosen = StudyKeys(value=["residual.effective_rank", "test_accuracy"], where=WHERE)
     check_study(chosen, find_runs(str(home / "runs")))
