@@ -5,7 +5,6 @@ import pytest
 
 from rankbench.config.schema import KEYS
 from rankbench.plots.names import OF_KEYS, OF_VALUES, in_a_paper
-from rankbench.plots.residual import draw_residual
 from rankbench.plots.sweep import draw_sweep
 
 
@@ -54,12 +53,3 @@ def test_a_sweeps_figure_says_no_key():
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["skip", "no skip"]
     figure = draw_sweep(pd.DataFrame(rows), "model.norm")
     assert [tick.get_text() for tick in figure.axes[0].get_xticklabels()] == ["no norm", "pre-norm"]
-
-
-def test_an_analysis_figure_says_no_key():
-    base = {"seed": 0, "weights": "trained", "dtype": "float64", "sublayer": "input", "head": None, "layer": 0}
-    base["relative_noise_floor"] = 1e-15
-    rows = [base | {"variant": f"model.heads={n}", "relative_residual": 1.0, "model.mlp": "false"} for n in (1, 2)]
-    figure = draw_residual(pd.DataFrame(rows), None, "model.mlp")
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["1 head", "2 heads"]
-    assert figure.axes[0].get_title() == "trained weights · no MLP"

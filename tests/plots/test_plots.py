@@ -93,10 +93,6 @@ def lines(axes):
     return {line.get_label(): line for line in axes.get_lines()}
 
 
-def test_the_tables_of_this_file_are_of_analyses():
-    assert TABLES.keys() <= ANALYSES.keys()
-
-
 @pytest.mark.parametrize("name", TABLES)
 def test_the_csv_on_disk_gives_the_figure_of_the_table_in_memory_byte_for_byte(tmp_path, name):
     table = TABLES[name](seeds=(0, 1))
@@ -161,14 +157,6 @@ def test_fresh_models_of_a_sweep_keep_their_rows():
     assert len(figure.axes) == 4
     for axes, decay in zip(figure.axes[::2], (0.3, 0.2), strict=True):
         assert lines(axes)["attention only"].get_ydata()[1] == pytest.approx(decay * 6 ** (1 / 3), rel=1e-12)
-
-
-def test_a_facet_shows_its_own_rows():
-    low, high = paths_table(**{"task.label": "position"}), paths_table(**{"task.label": "value"})
-    high["accuracy"] += 0.05
-    figure = drawn("paths", pd.concat([low, high], ignore_index=True), None, "task.label")
-    first, second = (lines(axes)["all paths"].get_ydata() for axes in (figure.axes[0], figure.axes[2]))
-    assert np.allclose(second - first, 0.05)
 
 
 def test_lines_of_paths_are_means_over_seeds():

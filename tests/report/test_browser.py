@@ -43,6 +43,8 @@ FAINT = """(() => {
 def report(tmp_path_factory):
     """The report of a hand-written sweep with long names and a wide table."""
     home = tmp_path_factory.mktemp("page")
+    row = {"run": "", "task": "sorting", "model": "san", "seed": 0, "weights": "trained", "sublayer": "mlp"}
+    row |= {"relative_noise_floor": 2.0**-52, "relative_residual": 0.5}
     for number in range(4):
         model = {"name": "a_network_with_a_long_name", "layers": number}
         steps = [{"step": k, "seed": 0, "split": "test", "loss": 1.0 / (k + 1), "accuracy": 0.5} for k in range(3)]
@@ -51,6 +53,7 @@ def report(tmp_path_factory):
             {"model": model, "task": {"name": "sorting"}, "seed": 0},
             [{"test_accuracy": 0.5 + seed / 10} for seed in range(3)],
             metrics=steps,
+            residual=[row | {"variant": variant, "layer": k} for variant in ("full", "no_skip") for k in (0, 1)],
         )
     (home / "report").mkdir()
     gather(find_runs(str(home / "runs")), home / "report")
@@ -88,6 +91,28 @@ def test_nothing_is_beside_the_page(page, width):
         assert figures and all(wide > 0 and right <= width for wide, right in figures)
         browser.see("document.querySelector('h1').style.width = '2000px'")
         assert overflow(browser) > 0
+
+
+AROUND = """[...document.querySelectorAll("figure svg")].map(svg => {
+      const box = svg.getBoundingClientRect(), around = [], own = svg.viewBox.baseVal;
+      for (let at = svg.parentElement; at; at = at.parentElement) {
+        const edge = at.getBoundingClientRect(), clips = getComputedStyle(at).overflow !== "visible";
+        if (clips || at.tagName === "FIGURE" || at.tagName === "BODY")
+          around.push([edge.top - box.top, box.bottom - edge.bottom, edge.left - box.left, box.right - edge.right]);
+      }
+      return {height: box.height, ratio: box.height / box.width, own: own.height / own.width, around: around};
+    })"""
+
+
+def test_nothing_clips_a_tall_figure_and_it_keeps_its_shape(report):
+    with Browser(report.as_uri(), width=1200) as browser:
+        for width in (1200, 390):
+            browser.look(width)
+            figures = browser.see(AROUND)
+            assert figures and (width == 390 or max(figure["height"] for figure in figures) > 1000)
+            for figure in figures:
+                assert figure["ratio"] == pytest.approx(figure["own"], rel=1e-3)  # the browser's pixels are 1/64 wide
+                assert len(figure["around"]) >= 2 and max(map(max, figure["around"])) <= 0
 
 
 @pytest.fixture(scope="module")

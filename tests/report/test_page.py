@@ -411,42 +411,6 @@ def test_a_browser_sorts_a_table_and_paints_the_page(reported):
     assert corner["light"] == corner["phone"] == 255 and corner["dark"] < 40
 
 
-@pytest.mark.further
-@pytest.mark.skipif(PROGRAM is None, reason="chromium is not installed")
-def test_a_browser_shows_a_tall_figure_whole(tmp_path):
-    """Nothing around a figure clips it, and it keeps its own shape: five rows of panels, higher than any screen."""
-    for heads in (1, 2, 3, 4, 5):
-        run = run_at(tmp_path / "runs" / str(heads), heads)
-        row = {"run": run.name, "task": "sorting", "model": "san", "seed": 0, "weights": "trained"}
-        row |= {"relative_noise_floor": 2.0**-52}
-        rows = [
-            row
-            | {"variant": variant, "layer": layer, "sublayer": "mlp" if layer else "input", "relative_residual": 0.5}
-            for variant in ("full", "no_skip")
-            for layer in (0, 1)
-        ]
-        pd.DataFrame(rows).to_csv(run / "residual.csv", index=False)
-    (tmp_path / "report").mkdir()
-    gather(find_runs(str(tmp_path / "runs")), tmp_path / "report")
-    measure = """[...document.querySelectorAll("figure svg")].map(svg => {
-      const box = svg.getBoundingClientRect(), around = [], own = svg.viewBox.baseVal;
-      for (let at = svg.parentElement; at; at = at.parentElement) {
-        const edge = at.getBoundingClientRect(), clips = getComputedStyle(at).overflow !== "visible";
-        if (clips || at.tagName === "FIGURE" || at.tagName === "BODY")
-          around.push([edge.top - box.top, box.bottom - edge.bottom, edge.left - box.left, box.right - edge.right]);
-      }
-      return {height: box.height, ratio: box.height / box.width, own: own.height / own.width, around: around};
-    })"""
-    with Browser((tmp_path / "report" / "report.html").as_uri(), width=1200) as browser:
-        for width in (1200, 390):
-            browser.look(width)
-            figures = browser.see(measure)
-            assert len(figures) == 3 and (width == 390 or max(figure["height"] for figure in figures) > 1000)
-            for figure in figures:
-                assert figure["ratio"] == pytest.approx(figure["own"], rel=1e-3)  # the browser's pixels are 1/64 wide
-                assert len(figure["around"]) >= 2 and max(map(max, figure["around"])) <= 0
-
-
 def baselines_of(axes):
     """By label the heights at which constant answers are drawn."""
     heights = {
