@@ -9,7 +9,7 @@ from matplotlib.ticker import MaxNLocator
 
 from rankbench.plots.figure import empty_figure, styled, title
 from rankbench.plots.marks import with_legend
-from rankbench.plots.names import in_a_paper
+from rankbench.plots.names import in_a_paper, settings_of
 from rankbench.plots.style import GREY, colour_of, panel_size
 from rankbench.plots.sweep import column_in_words
 from rankbench.runs.intervals import LEVEL
@@ -23,8 +23,7 @@ def draw_differences(table: pd.DataFrame) -> Figure:
     """Differences from the baseline with their 95 % intervals: a panel for each column of numbers, a row for each
     configuration. Marks are filled where p is below 0.05 after Holm's method."""
     keys = list(table.columns[: table.columns.get_loc("baseline")])
-    settings = [f"{key}=" + table[key].astype(str) for key in keys]
-    table = table.assign(name=settings[0].str.cat(settings[1:], sep=", ").map(in_a_paper))
+    table = table.assign(name=settings_of(table, keys).map(in_a_paper))
     names, columns = list(dict.fromkeys(table.name)), list(dict.fromkeys(table.column))
     wide = min(len(columns), 3)
     deep = -(-len(columns) // wide)

@@ -7,6 +7,7 @@ from matplotlib.ticker import MaxNLocator
 
 from rankbench.plots.figure import grid_of, styled, title
 from rankbench.plots.marks import log_y, mean_line, published_marks, tick, ticks, with_legend
+from rankbench.plots.names import settings_of
 from rankbench.plots.readings import in_steps
 from rankbench.plots.style import GREY, INK, colour_of, colour_of_depth, marker_of
 
@@ -61,9 +62,8 @@ def _spectra(heads: pd.DataFrame, weights: str, facet: str | None) -> Figure:
     """
     numbers = [name for name in heads if name.startswith("sigma_")]
     kinds = [*([facet] if facet else []), "task", "model", "layers", "heads", "rank"]
-    label = heads[kinds].astype(str).agg(lambda row: ", ".join(f"{key}={row[key]}" for key in kinds), axis=1)
     axes_of_head = ["run", "seed", "kind", "layer", "head", "matrix", "numerical_rank"]
-    long = heads.assign(kind=label).melt(axes_of_head, numbers, "number", "sigma")
+    long = heads.assign(kind=settings_of(heads, kinds)).melt(axes_of_head, numbers, "number", "sigma")
     long = long.assign(number=long.number.str.removeprefix("sigma_").astype(int)).dropna(subset="sigma")
     long["sigma"] = long.sigma.where(long.number <= long.numerical_rank)
     figure, grid, facets = grid_of(long, "kind", 2, share_y=False)

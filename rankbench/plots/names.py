@@ -5,6 +5,8 @@ Tables and captions keep the keys, which can be typed; the words are for figures
 
 import re
 
+import pandas as pd
+
 OF_VALUES = {
     "exclusive": {"true": "exclusive heads", "false": "plain heads"},
     "hyper_connections": {"free": "hyper-connections", "doubly_stochastic": "doubly stochastic hyper-connections"},
@@ -49,6 +51,12 @@ def key_in_words(key: str) -> str:
 def choice_in_words(name: str) -> str:
     """A model's or a task's name in words: `SAN skip` of san_skip."""
     return " ".join(ABBREVIATIONS.get(word, word) for word in name.split("_"))
+
+
+def settings_of(table: pd.DataFrame, keys: list[str]) -> pd.Series:
+    """Each row's values of these keys as typed: `model.layers=2, model.norm=pre`."""
+    parts = [f"{key}=" + table[key].astype(str) for key in keys]
+    return parts[0].str.cat(parts[1:], sep=", ")
 
 
 def _setting(key: str, value: str) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from rankbench.plots.figure import in_words
+from rankbench.plots.names import settings_of
 from rankbench.plots.style import DASHES, colours
 
 MOST_PANELS = 24  # of a figure in one file
@@ -93,10 +94,8 @@ def _series_of_choice(table: pd.DataFrame, lines: str, panels: list[str], facet:
 def _line_names(table: pd.DataFrame, lines: str, keys: list[str]) -> pd.Series:
     """Name of each row's line when the keys join the column `lines`: `no_skip, model.layers=2`. If that column has only
     one value, the name is `model.layers=2`."""
-    parts = [f"{key}=" + table[key].astype(str) for key in keys]
-    if table[lines].nunique() > 1:
-        parts = [table[lines], *parts]
-    return parts[0].str.cat(parts[1:], sep=", ") if len(parts) > 1 else parts[0]
+    settings = settings_of(table, keys)
+    return table[lines].str.cat(settings, sep=", ") if table[lines].nunique() > 1 else settings
 
 
 def _split(table: pd.DataFrame, panels: list[str], most_panels: int, kept: tuple[str | None, ...]) -> Iterator[Page]:
@@ -139,8 +138,7 @@ def one_facet(table: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     """
     if len(keys) < 2:
         return table
-    others = [f"{key}=" + table[key].astype(str) for key in keys[1:]]
-    return table.assign(**{keys[0]: table[keys[0]].astype(str).str.cat(others, sep=", ")})
+    return table.assign(**{keys[0]: table[keys[0]].astype(str) + ", " + settings_of(table, keys[1:])})
 
 
 def _with_facet(table: pd.DataFrame, panels: list[str], combinations: pd.DataFrame) -> pd.DataFrame:

@@ -47,11 +47,10 @@ def draw_path_mass(table: pd.DataFrame, published: pd.DataFrame | None = None, f
     heads = table[table.part == "head"].assign(harm=lambda head: head.loss_without - head.whole_loss)
     for axes, column, heading in zip(grid[1:].T, ("mass", "harm"), HEADINGS, strict=True):
         if heads[column].isna().all():
-            for other in axes if column == "mass" else (grid[0, 1], *axes):
-                _say(
-                    other,
-                    f"{heading}:\nundefined, as the output is zero" if column == "mass" else "no targets, so no loss",
-                )
+            is_mass = column == "mass"
+            why = f"{heading}:\nundefined, as the output is zero" if is_mass else "no targets, so no loss"
+            for other in axes if is_mass else (grid[0, 1], *axes):
+                _say(other, why)
             continue
         _maps(figure, axes, facets_of(heads, facet), column, heading)
     return with_legend(figure, grid[:1])

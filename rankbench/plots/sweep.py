@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from rankbench.plots.figure import empty_figure, height_of_panels, styled, title
 from rankbench.plots.marks import FEW_SEEDS, is_wide, spans_orders, spread, tick, ticks, with_legend
-from rankbench.plots.names import in_a_paper, key_in_words
+from rankbench.plots.names import in_a_paper, key_in_words, settings_of
 from rankbench.plots.style import GREY, colour_of, dashes_of, marker_of, panel_size
 from rankbench.runs.tables import booleans_as_words, mean_and_spread, over_seeds
 
@@ -53,19 +53,18 @@ def draw_sweep(
             style: dict[str, Any] = {"color": colour_of(number), "marker": marker_of(number)}
             dashes = "none" if words else dashes_of(number)
             style |= {"linestyle": dashes, "capsize": 2, "elinewidth": 0.8}
+            name = f"{series}={tick(line)}" if series else ""
             if statistic == "best":
-                name = f"{series}={tick(line)}" if series else "best of the seeds"
                 best = summary.largest if value == "test_accuracy" else summary.smallest
-                axes.errorbar(x_values, best, label=name, **style)
-            else:
-                statistic_name = "mean over seeds, 95 % CI" if summary.num_seeds.max() > 1 else "one seed"
-                name = f"{series}={tick(line)}" if series else statistic_name
-                low95 = summary.low95.clip(lower=0) if (table[value] >= 0).all() else summary.low95
-                below, above = summary["mean"] - low95, summary.high95 - summary["mean"]
-                axes.errorbar(x_values, summary["mean"], [below, above], label=name, **style)
-                if summary.num_seeds.max() <= FEW_SEEDS:
-                    of_seeds = mean_and_spread(rows.dropna(subset=[value]), [x], value)
-                    spread(axes, x_values, of_seeds, style["color"])
+                axes.errorbar(x_values, best, label=name or "best of the seeds", **style)
+                continue
+            low95 = summary.low95.clip(lower=0) if (table[value] >= 0).all() else summary.low95
+            bars, num_seeds = [summary["mean"] - low95, summary.high95 - summary["mean"]], summary.num_seeds.max()
+            name = name or ("mean over seeds, 95 % CI" if num_seeds > 1 else "one seed")
+            axes.errorbar(x_values, summary["mean"], bars, label=name, **style)
+            if num_seeds <= FEW_SEEDS:
+                of_seeds = mean_and_spread(rows.dropna(subset=[value]), [x], value)
+                spread(axes, x_values, of_seeds, style["color"])
         if value == "test_accuracy":
             _baselines(axes, rows_of_panel, x, words, series, lines)
         if facet:
@@ -96,8 +95,7 @@ def draw_scatter(
     table = booleans_as_words(table.dropna(subset=[x, y]))
     others = [key for key in keys if key != facet and table[key].nunique(dropna=False) > 1]
     if others and table.groupby(others, dropna=False).ngroups <= MOST_NAMED:
-        settings = [f"{key}=" + table[key].map(tick).astype(str) for key in others]
-        table = table.assign(configuration=settings[0].str.cat(settings[1:], sep=", "))
+        table = table.assign(configuration=settings_of(table[others].map(tick), others))
         series, name = "configuration", ""
     else:
         name = f"{series}="
