@@ -26,6 +26,7 @@ from rankbench.tasks import Batch
 from rankbench.tasks.nearest_neighbor import NearestNeighbor, on_sphere, orthonormal
 
 AT_A_TIME = 2000  # sequences in one forward pass
+Row = tuple[str, str, str, int, int, float, float, float]  # the columns, in the order of COLUMNS
 FINER = 10  # times as many pairs for generalised heads, whose error is compared with a bound that it should equal
 
 
@@ -49,35 +50,30 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     """A row for each number that a formula or an experiment gives."""
     rows = [*_bounds(options), *_random_heads(subject.seed, options)]
     rows += [*_generalised_heads(subject.seed, options), *_matrices(subject.seed, options)]
-    return pd.DataFrame(rows).astype({"heads": float})
+    return pd.DataFrame(rows, columns=list(COLUMNS)).astype({"heads": float})
 
 
-def _row(quantity: str, form: str, kind: str, dimension: int, rank: int, heads: float, value: float, error=0.0) -> dict:
-    columns = {"quantity": quantity, "form": form, "kind": kind, "dimension": dimension, "rank": rank, "heads": heads}
-    return columns | {"value": value, "standard_error": error}
-
-
-def _bounds(options: Options) -> Iterator[dict]:
+def _bounds(options: Options) -> Iterator[Row]:
     for dimension, rank, form in product(options.dimensions, options.ranks, theory.FORMS):
         if rank > dimension:
             continue
         for heads in sorted({*options.heads, *options.votes}):
             bound = theory.lower_bound(dimension, rank, heads, form)
-            yield _row("error", f"bound_{form}", "formula", dimension, rank, heads, bound)
+            yield "error", f"bound_{form}", "formula", dimension, rank, heads, bound, 0.0
         for error in options.errors:
             fewest = theory.fewest_heads(dimension, rank, error, form)
-            yield _row("fewest_heads", f"bound_{form}", "formula", dimension, rank, fewest, error)
+            yield "fewest_heads", f"bound_{form}", "formula", dimension, rank, fewest, error, 0.0
 
 
 @torch.no_grad()
-def _random_heads(seed: int, options: Options) -> Iterator[dict]:
+def _random_heads(seed: int, options: Options) -> Iterator[Row]:
     for dimension in options.dimensions:
         task = pairs(dimension)
         batch = task.sample(options.samples, generator_for(seed, "rank theory"))
         network = hard(full_rank_head(dimension))
-        yield _row("error", "full_rank", "measured", dimension, dimension, 1, *_error(network, batch))
+        yield "error", "full_rank", "measured", dimension, dimension, 1, *_error(network, batch)
         right = (1 + theory.agreement(dimension)) / 2
-        yield _row("right", "one_random_head", "formula", dimension, 1, 1, right)
+        yield "right", "one_random_head", "formula", dimension, 1, 1, right, 0.0
         difference_BD = batch.inputs[:, 0] - batch.inputs[:, 1]
         query_BD = batch.inputs[:, 2]
         sign_B = (difference_BD * query_BD).sum(1).sign()
@@ -89,25 +85,25 @@ def _random_heads(seed: int, options: Options) -> Iterator[dict]:
             votes_BH = agrees_BH1.sign()[..., 0]
             if number == 0:
                 one_right_B = (votes_BH[:, 0] == sign_B).double()
-                yield _row("right", "one_random_head", "measured", dimension, 1, 1, *_moments(one_right_B))
+                yield "right", "one_random_head", "measured", dimension, 1, 1, *_moments(one_right_B)
             sum_B = votes_BH.sum(1)
             wrong_B = torch.where(sum_B == 0, 0.5, (sum_B.sign() != sign_B).double())
             kappa, rho = theory.agreement(dimension), theory.likeness(dimension)
             weight = kappa / (1 + (heads - 1) * rho)
             half_B = (sign_B - weight * sum_B).square() / 2
             size = (dimension, 1, heads)
-            yield _row("error", "equal_weights", "formula", *size, theory.equal_weights(dimension, heads))
-            yield _row("error", "equal_weights", "measured", *size, *_moments(half_B))
+            yield "error", "equal_weights", "formula", *size, theory.equal_weights(dimension, heads), 0.0
+            yield "error", "equal_weights", "measured", *size, *_moments(half_B)
             queries_HD = on_sphere((heads,), dimension, generator)
-            yield _row("error", "optimal_weights", "formula", *size, theory.optimal_weights(queries_HD))
-            yield _row("error", "majority_vote", "formula", *size, theory.majority_vote(dimension, heads))
-            yield _row("error", "majority_vote", "measured", *size, *_moments(2 * wrong_B))
+            yield "error", "optimal_weights", "formula", *size, theory.optimal_weights(queries_HD), 0.0
+            yield "error", "majority_vote", "formula", *size, theory.majority_vote(dimension, heads), 0.0
+            yield "error", "majority_vote", "measured", *size, *_moments(2 * wrong_B)
             if heads % 2:  # an even number of heads can tie, which gives no vote
                 network = construction(queries_HD)
-                yield _row("error", "construction", "measured", *size, *_error(network, batch))
+                yield "error", "construction", "measured", *size, *_error(network, batch)
 
 
-def _generalised_heads(seed: int, options: Options) -> Iterator[dict]:
+def _generalised_heads(seed: int, options: Options) -> Iterator[Row]:
     """Errors of the theorem's own heads, by Monte Carlo, for each rank and as many heads as can be solved for."""
     for dimension in options.dimensions:
         batch = pairs(dimension).sample(FINER * options.samples, generator_for(seed, "best heads"))
@@ -119,19 +115,19 @@ def _generalised_heads(seed: int, options: Options) -> Iterator[dict]:
                 best = theory.best_heads(orthonormal(heads, rank, dimension, generator), generator)
                 chunks = zip(u_BD.split(AT_A_TIME), y_BD.split(AT_A_TIME), strict=True)
                 squares_B = torch.cat([((u * y).sum(1).sign() - best(u, y)).square() for u, y in chunks])
-                yield _row("error", "generalised", "measured", dimension, rank, heads, *_moments(squares_B / 2))
+                yield "error", "generalised", "measured", dimension, rank, heads, *_moments(squares_B / 2)
 
 
-def _matrices(seed: int, options: Options) -> Iterator[dict]:
+def _matrices(seed: int, options: Options) -> Iterator[Row]:
     for tokens, rank in product(options.tokens, options.ranks):
         generator = generator_for(seed, "matrices", tokens)
         if rank < tokens:
             scores = torch.randn(options.matrices, tokens, tokens, generator=generator, dtype=torch.float64)
             missed = torch.tensor([theory.low_rank_attention_error(scores_NN.softmax(1), rank) for scores_NN in scores])
-            yield _row("attention_matrix", "truncated_scores", "measured", tokens, rank, 1, *_moments(missed))
+            yield "attention_matrix", "truncated_scores", "measured", tokens, rank, 1, *_moments(missed)
         if rank > 1:
             margins = [theory.sparse_margin(tokens, rank, generator) for _ in range(options.matrices)]
-            yield _row("sparse_margin", "random_keys", "measured", tokens, rank, 1, *_moments(torch.tensor(margins)))
+            yield "sparse_margin", "random_keys", "measured", tokens, rank, 1, *_moments(torch.tensor(margins))
 
 
 def _moments(values: Tensor) -> tuple[float, float]:
