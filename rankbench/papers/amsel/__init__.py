@@ -218,9 +218,6 @@ LEARNS = f'{SLIDES}, slide "What does full-rank attention learn?"'
 POINTS_VARIED = f"{SLIDES}, last figure (the role of the number of points)"
 CONSTRUCTION = f'{SLIDES}, slide "Modified Attention Construction"'
 OPEN = f'{SLIDES}, slide "Open / in progress"'
-UNTRAINED_HEADS = Control(
-    "the heads' initial weights in place of the trained ones", partial(initial_for_trained, of="head")
-)
 
 _trained = partial(
     Claim,
@@ -229,13 +226,18 @@ _trained = partial(
     applies=lambda rows: len(_full(rows)) > 0,
     why_untrained=lambda rows: _in_training(_full(trained_errors(rows))),
 )
+_experiment = partial(_trained, source=EXPERIMENTS, by=("layers",))
+_learned_map = partial(
+    _trained,
+    source=LEARNS,
+    published=partial(_printed, figure="amsel_learned_m"),
+    control=Control("the heads' initial weights in place of the trained ones", partial(initial_for_trained, of="head")),
+)
 _formula = partial(Claim, table="rank_theory", across=True, why_untrained=None)
 
 CLAIMS: dict[str, Claim] = {
-    "amsel_full_rank_soft": _trained(
+    "amsel_full_rank_soft": _experiment(
         statement="One full-rank softmax head learns the farthest point (error; threshold: ours).",
-        source=EXPERIMENTS,
-        by=("layers",),
         measure=partial(_full_rank, evaluation="soft"),
         claimed=below(SOFT),
         published=_printed,
@@ -243,31 +245,25 @@ CLAIMS: dict[str, Claim] = {
             "an error of .03", of="evaluation == 'soft' and rank == width and heads == 1", error=0.03
         ),
     ),
-    "amsel_full_rank_hard": _trained(
+    "amsel_full_rank_hard": _experiment(
         statement="What one full-rank head misses is temperature: with hardmax its error is almost 0 (error; "
         "threshold: ours).",
-        source=EXPERIMENTS,
-        by=("layers",),
         measure=partial(_full_rank, evaluation="hard"),
         claimed=below(HARD),
         control=Control("its error with softmax", _soft_for_hard),
     ),
-    "amsel_low_rank_above": _trained(
+    "amsel_low_rank_above": _experiment(
         statement="However many there are, heads of a quarter of the rank or less err much more than one full-rank "
         "head (smallest error of these over its error; threshold: ours, 10).",
-        source=EXPERIMENTS,
-        by=("layers",),
         measure=lambda rows: _smallest(_low(trained_errors(rows)), "heads of low rank") / _full_rank(rows, "soft"),
         claimed=above(10.0),
         applies=_has_low,
         published=_printed,
         control=Control("the full-rank head in place of those of low rank", _full_for_low),
     ),
-    "amsel_error_falls_with_rank": _trained(
+    "amsel_error_falls_with_rank": _experiment(
         statement="With equally many parameters, the error falls with the rank (largest ratio of the error of one rank "
         "to that of the rank below).",
-        source=EXPERIMENTS,
-        by=("layers",),
         measure=_least_fall_with_rank,
         claimed=below(1.0),
         published=_printed,
@@ -277,23 +273,17 @@ CLAIMS: dict[str, Claim] = {
             error=lambda rows: 0.99 * rows.seed.map(_full(trained_errors(rows)).groupby("seed").error.mean()),
         ),
     ),
-    "amsel_m_is_minus_identity": _trained(
+    "amsel_m_is_minus_identity": _learned_map(
         statement="One full-rank head learns W_QK = -I for the farthest point (angle to I in degrees; threshold: "
         "ours).",
-        source=LEARNS,
         measure=_angle_alone,
         claimed=above(175.0),
-        published=partial(_printed, figure="amsel_learned_m"),
-        control=UNTRAINED_HEADS,
     ),
-    "amsel_m_of_many_heads": _trained(
+    "amsel_m_of_many_heads": _learned_map(
         statement="Many full-rank heads learn nearly the same (median angle to I in degrees; threshold: ours).",
-        source=LEARNS,
         measure=_angle_of_most,
         claimed=above(150.0),
         why_untrained=_most_heads_in_training,
-        published=partial(_printed, figure="amsel_learned_m"),
-        control=UNTRAINED_HEADS,
     ),
     "amsel_low_rank_grows_with_n": _trained(
         statement="The error of heads of a quarter of the rank or less grows with the number of points (error at one "

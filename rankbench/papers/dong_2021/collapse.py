@@ -155,6 +155,10 @@ def _with_skips(rows: pd.DataFrame) -> pd.DataFrame:
     return WITH_SKIPS.falsify(rows) if _differ(rows) else rows.assign(share_collapsed=ALL_BUT_FEW - 0.01)
 
 
+# A claim on how many of the sequences of Fig. 2 collapse
+_of_sequences = partial(of_collapse, source=FIG2, claimed=above(ALL_BUT_FEW), scale="share", since="2026-11-26")
+
+
 def _bound_holds(bound: str, statement: str, source: str) -> Claim:
     """Claim that a bound of the table `bounds` holds wherever the paper says that it does.
 
@@ -192,26 +196,18 @@ COLLAPSE: dict[str, Claim] = {
         since="2026-11-26",
         control=Control.beyond("an accuracy of .94 in every seed", whole_accuracy=0.94),
     ),
-    "dong_fig2_collapses": of_collapse(
+    "dong_fig2_collapses": _of_sequences(
         statement="Without skips, with MLPs or without, less than a tenth of the embedding's relative residual is left "
         "after the last layer of all sequences but a few (share of the sequences, the smaller of the two; above .95, "
         "threshold: ours).",
-        source=FIG2,
         measure=lambda rows: min(_collapsed(rows, variant) for variant in ("no_skip", "attention_only")),
-        claimed=above(ALL_BUT_FEW),
-        scale="share",
-        since="2026-11-26",
         control=Control(f"{WITH_SKIPS.statement}; .94 of the sequences where the network has no skips", _with_skips),
     ),
-    "dong_fig2_skips": of_collapse(
+    "dong_fig2_skips": _of_sequences(
         statement="With skips, with MLPs or without, more than a tenth of the embedding's relative residual is left "
         "after the last layer of all sequences but a few (share of the sequences, the smaller of the two; above .95, "
         "threshold: ours).",
-        source=FIG2,
         measure=lambda rows: 1 - max(_collapsed(rows, variant) for variant in ("full", "no_mlp")),
-        claimed=above(ALL_BUT_FEW),
-        scale="share",
-        since="2026-11-26",
         applies=_differ,
         control=WITHOUT_SKIPS,
     ),
