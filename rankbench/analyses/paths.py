@@ -86,7 +86,7 @@ def _of_network(subject: Subject, options: Options) -> pd.DataFrame:
 def _floors(
     subject: Subject, test: Batch, num_groups: int, sums_of: Callable[[Tensor], Tensor]
 ) -> list[dict[str, float]]:
-    """The columns of FLOORS of each group of paths, whose sums (G, B, N, D) `sums_of` returns."""
+    """The columns of rounding of each group of paths, whose sums (G, B, N, D) `sums_of` returns."""
     model = subject.network
     batch = test[: min(FLOOR_SEQUENCES, _at_a_time(test, model, num_groups))]
     sums_GBND, counted_BN = sums_of(batch.inputs), model.counted(batch.inputs)
@@ -107,10 +107,7 @@ def _floor_columns(floors: FloorsOfSums) -> list[dict[str, float]]:
         "below_floor": (~(relative_GB * size_GB > residual_GB)).double().mean(1),
         "sum_below_floor": floors.share_below(),
     }
-    return [
-        dict(zip(FLOORS, numbers, strict=True))
-        for numbers in zip(*(columns[name].tolist() for name in FLOORS), strict=True)
-    ]
+    return pd.DataFrame({name: value_G.tolist() for name, value_G in columns.items()}).to_dict("records")
 
 
 class ReadOuts(NamedTuple):
@@ -313,7 +310,6 @@ def digest(table: pd.DataFrame) -> str:
     )
 
 
-FLOORS = ("relative_noise_floor", "below_floor", "sum_below_floor")
 NUMBERS_AT_A_TIME = 1 << 25  # in the sums of all groups: 256 MiB of float64
 # Largest remainder that rounding explains, with a margin of 10^4 on what a few hundred additions lose.
 LARGEST_REMAINDER = {torch.float64: 1e-10, torch.float32: 1e-3}
