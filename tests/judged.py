@@ -9,14 +9,10 @@ def outcomes(name, table):
     return {verdict["outcome"] for verdict in judge(name, table, CLAIMS[name].along)}
 
 
-def right_and_wrong(name):
-    return ("passed", "broken") if CLAIMS[name].is_check else ("held", "failed")
-
-
 def assert_holds_and_fails(name, table, refuting=(), measured=None, rel=1e-9):
     """The claim holds on the table, with this number, and fails on each table that refutes it. `judge` lets none hold
     that does not fail in its control."""
-    right, wrong = right_and_wrong(name)
+    right, wrong = ("passed", "broken") if CLAIMS[name].is_check else ("held", "failed")
     for verdict in judge(name, table, CLAIMS[name].along):
         assert verdict["outcome"] == right, verdict["reason"]
         assert measured is None or verdict["measured"] == pytest.approx(measured, rel=rel, abs=1e-9)
