@@ -1,5 +1,4 @@
-"""The knobs of later papers: their tables and figures, their presets, and the theory of uniform attention against the
-networks.
+"""The knobs of later papers: their tables, their presets, and the theory of uniform attention against the networks.
 
 Shapes: B batch, N token, D width.
 """
@@ -17,7 +16,7 @@ from rankbench.model import initial_model
 
 BOTH = ("trained", "initialised")
 
-# --- table and figure -------------------------------------------------------------------------------------------------
+# --- tables -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_trained_classifier_has_its_accuracy_beside_the_residual(model_config, sorting_task):
