@@ -1,7 +1,7 @@
 """Tab completion of commands, groups, keys, values and folders in bash, zsh and fish.
 
-Hydra's own script drops the subcommand; these scripts keep it. Hydra takes too long to import and to compose a config
-while a user waits, so completions come from the keys and the YAML files themselves.
+Hydra's own script drops the subcommand; those in the folder shells keep it. Hydra takes too long to import and to
+compose a config while a user waits, so completions come from the keys and the YAML files themselves.
 """
 
 import glob
@@ -16,38 +16,9 @@ from rankbench.config.keys import ConfigError, Entry, entries
 from rankbench.config.schema import SCHEMAS
 
 TEXTS = ("list", "explain", "check", "new", "completion")  # commands without a config
-
-# A key, a group or a folder needs more text after it, so no space follows.
-BASH = """_rankbench_complete() {
-    local line="${COMP_LINE:0:COMP_POINT}" word words
-    read -r -a words <<<"$line"
-    [[ "$line" == *[[:space:]] ]] && words+=("")
-    word="${words[${#words[@]} - 1]}"
-    mapfile -t COMPREPLY < <("${words[0]}" __complete "${words[@]:1}" 2>/dev/null)
-    [[ ${#COMPREPLY[@]} -eq 1 && "${COMPREPLY[0]}" == *[=./,] ]] && compopt -o nospace
-    # bash replaces what follows the last = alone, where = ends words
-    [[ "$COMP_WORDBREAKS" == *=* && "$word" == *=* ]] && COMPREPLY=("${COMPREPLY[@]#"${word%=*}="}")
-}
-complete -o default -F _rankbench_complete rankbench"""
-ZSH = """(( $+functions[compdef] )) || { autoload -Uz compinit && compinit }
-_rankbench_complete() {
-    local -a all
-    all=("${(@f)$("${words[1]}" __complete "${(@)words[2,CURRENT]}" 2>/dev/null)}")
-    compadd -S '' -- ${(M)all:#*[=./,]}
-    compadd -- ${all:#*[=./,]}
-    [[ -n "$all" ]] || _files
-}
-compdef _rankbench_complete rankbench"""
-FISH = """function __rankbench_complete
-    set -l words (commandline -opc)
-    set -l program $words[1]
-    set -e words[1]
-    $program __complete $words (commandline -ct | string collect --allow-empty) 2>/dev/null
-end
-complete -c rankbench -f -a '(__rankbench_complete)'"""
-SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
+SHELLS = ("bash", "zsh", "fish")
 HOW = 'bash and zsh: eval "$(rankbench completion bash)"; fish: rankbench completion fish | source'
-HELP = f"Usage: rankbench completion {'|'.join(SCRIPTS)}\n\n{HOW}"
+HELP = f"Usage: rankbench completion {'|'.join(SHELLS)}\n\n{HOW}"
 OPTIONS = ("-m", "--multirun", "--help", "--cfg", "--info", "--config-dir", "--version")
 VALUES = {"--cfg": ("job", "hydra", "all"), "--info": ("defaults", "defaults-tree", "config", "searchpath", "all")}
 PATHS = ("run", "runs", "out", "inputs", "table", "pages", "record", "task.path", "model.path")  # keys with a path
@@ -56,10 +27,10 @@ MOST_RUNS = 30  # most runs and sweeps to offer
 
 def script(words: list[str]) -> str:
     """The shell code that turns completion on; ConfigError for an unsupported shell."""
-    if len(words) != 1 or words[0] not in SCRIPTS:
+    if len(words) != 1 or words[0] not in SHELLS:
         given = " ".join(["completion", *words])
         raise ConfigError(f"{given}: of which shell? {HOW}")
-    return SCRIPTS[words[0]]
+    return (Path(__file__).with_name("shells") / f"completion.{words[0]}").read_text(encoding="utf-8")
 
 
 def candidates(words: list[str]) -> list[str]:
@@ -77,7 +48,7 @@ def _candidates(words: list[str], word: str) -> Iterable[str]:
     except ConfigError:
         return []
     if command == "completion":
-        return SCRIPTS
+        return SHELLS
     if command == "explain":
         all_keys = [name for schema in SCHEMAS.values() for name in _keys(schema)]
         for group in ("task", "analysis"):
