@@ -188,10 +188,11 @@ def resolve(cfg: DictConfig, words: Iterable[str] = ()) -> Config:
         plain: Any = OmegaConf.to_container(cfg, resolve=True)  # what a reference leads to may have another type
     except OmegaConfBaseException as error:
         raise ConfigError(f"{getattr(error, 'full_key', None) or 'config'}: {wanted(str(error))}") from None
-    for field in dataclasses.fields(OmegaConf.get_type(cfg)):
+    kind: Any = OmegaConf.get_type(cfg)
+    for field in dataclasses.fields(kind):
         if plain.get(field.name, MISSING) == MISSING:
             raise ConfigError(f"{field.name}: missing; leave ~{field.name} out, or give it a value")
-    resolved = typed_config(OmegaConf.get_type(cfg), plain)
+    resolved = typed_config(kind, plain)
     check(resolved)
     return resolved
 
