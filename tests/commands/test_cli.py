@@ -188,25 +188,6 @@ def test_help_names_every_command(words, tmp_path):
         assert re.search(rf"^  {name} +{re.escape(what)}$", printed, re.MULTILINE)
 
 
-@pytest.mark.parametrize(
-    ("command", "keys"),
-    [
-        ("train", ["seed", "replicas", "device", "model", "task", "optimizer", "trainer", "claims", "out"]),
-        ("analyze", ["seed", "replicas", "device", "model", "task", "analysis", "claims", "run", "out"]),
-    ],
-)
-def test_help_of_a_command_lists_groups_choices_and_keys(command, keys, tmp_path):
-    printed = succeeds(command, "--help", at=tmp_path).out
-    assert f"Usage: rankbench {command} " in printed
-    for group in ("analysis", "experiment", "model", "task"):
-        choices = ", ".join(sorted(path.stem for path in (conf_dir() / group).glob("*.yaml")))
-        assert f"{group}: {choices}\n" in printed
-    for key in keys:
-        assert re.search(rf"^  {key}[.=]", printed, re.MULTILINE), key
-    assert re.search(r"^  model.layers=6 +Number of layers\. \[integer from 1 to 1024\]$", printed, re.MULTILINE)
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize("command", cli.TEXTS)
 def test_help_of_a_command_that_prints_a_text(command, tmp_path):
     printed = succeeds(command, "--help", at=tmp_path).out
@@ -507,16 +488,6 @@ def test_a_sweep_of_other_configs_is_refused_as_a_whole(tmp_path):
     # more of the same is the same sweep, continued
     succeeds(*words[:-2], "model.heads=1,2,4", "out=sweep", at=tmp_path)
     assert list(pd.read_csv(tmp_path / "sweep" / "sweep.csv")["model.heads"]) == [1, 2, 4]
-
-
-@pytest.mark.slow
-def test_a_sweep_over_a_boolean_key_ends_with_its_figure_and_page(tmp_path):
-    succeeds("train", "-m", *TINY, "model.bias=true,false", "out=sweep", at=tmp_path)
-    (tmp_path / "report").mkdir()
-    succeeds("report", "runs=sweep", "out=report", at=tmp_path)
-    for folder in (tmp_path / "sweep", tmp_path / "report"):
-        assert list(pd.read_csv(folder / "summary.csv", dtype=str)["model.bias"]) == ["false", "true"]
-        assert all((folder / name).stat().st_size for name in ("sweep.png", "sweep.svg", "report.html"))
 
 
 @pytest.mark.usefixtures("undrawn_here")

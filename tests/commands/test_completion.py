@@ -76,13 +76,6 @@ def test_values_of_an_enumerated_key(command, key, choices):
     assert candidates([command, f"{key}="]) == [f"{key}={value}" for value in choices]
 
 
-@pytest.mark.parametrize("words", [["train", ""], ["train", "-m", ""], ["train", "model=san", ""]])
-def test_after_a_space_come_groups_and_keys(words):
-    completions = set(candidates(words))
-    assert {"model=", "model.", "task=", "optimizer=", "trainer.", "seed=", "replicas=", "experiment="} <= completions
-    assert not [word for word in completions if word.startswith(("hydra", "schema"))]
-
-
 @pytest.mark.parametrize(
     "words",
     [

@@ -10,6 +10,7 @@ from rankbench.commands.explain import explained
 from rankbench.commands.listing import listing
 from rankbench.commands.reference import PAGE, page, written
 from rankbench.commands.usage import usage
+from rankbench.config import plugins
 from rankbench.config.keys import ConfigError, entries
 from rankbench.config.presets import presets
 from rankbench.config.schema import SCHEMAS
@@ -43,6 +44,9 @@ def test_what_is_read_from_the_page_is_what_the_fields_say():
 @pytest.mark.parametrize("command", SCHEMAS)
 def test_help_says_the_value_the_meaning_and_the_allowed_values_of_every_key(command):
     text = usage(command, [])
+    assert text.startswith(f"Usage: rankbench {command} ")
+    for group in plugins.groups_of(command):
+        assert f"\n  {group}: {', '.join(plugins.choices(group))}\n" in text
     for entry in entries(SCHEMAS[command]):
         if "dict" not in str(entry.type):
             assert re.search(rf"^  {re.escape(entry.name)}=", text, re.MULTILINE), entry.name

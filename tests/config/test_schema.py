@@ -223,13 +223,10 @@ def test_what_goes_together_passes(cfg, changes):
     [
         ({"at_least": 2}, 1, "k=1: out of range; allowed are values from 2"),
         ({"above": 0, "below": 0.5}, 0.5, "k=0.5: out of range; allowed are values above 0 and below 0.5"),
-        ({"above": 0, "below": 0.5}, 0.0, "k=0.0: out of range; allowed are values above 0 and below 0.5"),
         ({"between": (1, 4)}, 5, "k=5: out of range; allowed are values from 1 to 4"),
-        ({"between": (0, 2**32 - 1)}, -1, "k=-1: out of range; allowed are values from 0 to 4294967295"),
         ({"at_least": 1, "unit": "steps"}, 0, "k=0: out of range; allowed are values from 1 (steps)"),
         ({"at_least": 2, "why": "one has no rank"}, 1, "k=1: out of range; allowed are values from 2; one has no rank"),
         ({"at_least": 0}, math.inf, "k=inf: out of range; allowed are finite values from 0"),
-        ({}, math.nan, "k=nan: out of range; allowed are finite values"),
         ({"at_least": 1}, [3, 0], "k=[3,0]: out of range; allowed are values from 1"),
         ({"nonempty": True}, [], "k=[]: name at least one"),
         ({}, 2**63, f"k={2**63}: out of range; integers are below 2^63"),
