@@ -226,7 +226,7 @@ def choices(group: str) -> dict[str, Path]:
 
 def defaults_of(file: Path) -> list[str | dict[str, Any]]:
     """The defaults list of a YAML file; empty if it has none."""
-    return _yaml(file).get("defaults") or []
+    return content_of(file).get("defaults") or []
 
 
 def groups_of(command: str) -> dict[str, str | list[str] | None]:
@@ -243,10 +243,11 @@ def comments_in(file: Path) -> list[str]:
 
 def keys_in(file: Path) -> list[str]:
     """The keys at the top level of a YAML file."""
-    return [name for name in _yaml(file) if name != "defaults"]
+    return [name for name in content_of(file) if name != "defaults"]
 
 
-def _yaml(file: Path) -> dict[str, Any]:
+def content_of(file: Path) -> dict[str, Any]:
+    """The content of a YAML file."""
     import yaml
 
     return yaml.load(file.read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader)) or {}

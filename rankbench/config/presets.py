@@ -4,8 +4,6 @@ import itertools
 import re
 from typing import NamedTuple
 
-import yaml
-
 from rankbench.config import plugins
 
 
@@ -43,7 +41,7 @@ def described() -> dict[str, Preset]:
 
 def claims_of(name: str) -> list[str] | None:
     """The claims that a preset's file names; None if it names none, or refers to another preset's."""
-    claims = yaml.safe_load(plugins.choices("experiment")[name].read_text(encoding="utf-8")).get("claims")
+    claims = plugins.content_of(plugins.choices("experiment")[name]).get("claims")
     return claims if isinstance(claims, list) else None
 
 
