@@ -32,13 +32,7 @@ def caption_of(name: str, draw: Callable[..., Figure], num_seeds: int) -> str:
     if num_seeds == 0:  # nothing is known about the seeds
         return drawn
     seeds = f"{num_seeds} seed{'' if num_seeds == 1 else 's'}"
-    rule = _rule(num_seeds, GEOMETRIC.get(name, "means"))
-    return f"{drawn} {OTHERWISE.get(name, '{rule}').format(seeds=seeds, rule=rule)}"
-
-
-def _rule(num_seeds: int, means: str) -> str:
-    """What `marks.spread` draws for this many seeds, and of which kind of means."""
-    if num_seeds == 1:
-        return "One seed, so no spread."
     how = "the seeds are drawn behind" if num_seeds <= FEW_SEEDS else "bands are the 95 % interval of the mean"
-    return f"Lines are {means} over {num_seeds} seeds; {how}."
+    rule = f"Lines are {GEOMETRIC.get(name, 'means')} over {num_seeds} seeds; {how}."  # as `marks.spread` draws them
+    rule = "One seed, so no spread." if num_seeds == 1 else rule
+    return f"{drawn} {OTHERWISE.get(name, '{rule}').format(seeds=seeds, rule=rule)}"

@@ -67,7 +67,10 @@ def _doubly_logarithmic(axes: Axes, logs: pd.Series) -> None:
     deepest = int(np.ceil(np.log10(-lowest)))
     step = -(-(deepest + 1) // MOST_TICKS)
     powers = range(step - 1, deepest + 1, step)
-    tick_labels = {0.0: "$1$"} | {-(10.0**power): _power_of_ten(power) for power in powers}
+    tick_labels = {0.0: "$1$"}
+    for power in powers:
+        exponent = 10**power if power < 4 else f"10^{{{power}}}"
+        tick_labels[-(10.0**power)] = f"$10^{{-{exponent}}}$"
     if highest >= 1 and step == 1:
         tick_labels[1.0] = "$10$"
     axes.set_yscale("symlog", linthresh=1)
@@ -75,8 +78,3 @@ def _doubly_logarithmic(axes: Axes, logs: pd.Series) -> None:
     axes.set_yticks(list(tick_labels), list(tick_labels.values()))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.set_ylim(-(10.0**deepest), highest + 0.5 if highest < 1 else 2 * highest)
-
-
-def _power_of_ten(power: int) -> str:
-    """10^-(10^power) as text."""
-    return f"$10^{{-{10**power}}}$" if power < 4 else f"$10^{{-10^{{{power}}}}}$"

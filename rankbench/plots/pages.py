@@ -77,7 +77,8 @@ def pages_of_analysis(
             panels.remove(series)
             if table[lines].nunique() > max(1, len(colours()) // table[series].nunique()):  # too many for one panel
                 panels.append(OWN_LINES)
-                table = table.assign(**{OWN_LINES: table[lines].map(_unbroken), lines: ""})
+                names = table[lines].map(in_words).str.replace(" ", "\N{NO-BREAK SPACE}")  # titles do not break them
+                table = table.assign(**{OWN_LINES: names, lines: ""})
             table = table.assign(**{lines: _line_names(table, lines, [series])})
     return pages_of_final_numbers(table, panels, averaged, most_panels, (series, facet))
 
@@ -153,8 +154,3 @@ def _with_facet(table: pd.DataFrame, panels: list[str], combinations: pd.DataFra
 def joined(*parts: str) -> str:
     """Join the non-empty parts with semicolons."""
     return "; ".join(part for part in parts if part)
-
-
-def _unbroken(variant: str) -> str:
-    """A variant's name with non-breaking spaces, so that titles do not break it."""
-    return in_words(variant).replace(" ", "\N{NO-BREAK SPACE}")

@@ -31,7 +31,9 @@ def draw_rollout(table: pd.DataFrame, published: pd.DataFrame | None = None, fac
         left.set_ylabel("y")
         for number, kind in enumerate(kinds):
             _distance(right, rows[rows.weights == kind], radius, number, f"{kind} weights")
-        right.set_title(title(_rates(rows[rows.weights == kinds[0]]), label))
+        networks = rows[rows.weights == kinds[0]].drop_duplicates(["run", "seed"])
+        outcomes = f"{networks.collapsed.sum():.0f} of {len(networks)} collapse, {networks.escaped.sum():.0f} escape"
+        right.set_title(title(outcomes, label))
         right.set_ylabel("distance / first distance\n(at least $10^{-6}$)")
         if left.get_subplotspec().is_last_row():
             left.set_xlabel("x")
@@ -68,8 +70,3 @@ def _distance(axes: Axes, rows: pd.DataFrame, radius: float, number: int, label:
         axes.fill_between(summary.step, summary.low, summary.high, color=colour, alpha=0.2, linewidth=0)
     axes.set_yscale("log")
     axes.set_ylim(LOWEST / 2, 2 * HIGHEST)
-
-
-def _rates(rows: pd.DataFrame) -> str:
-    networks = rows.drop_duplicates(["run", "seed"])
-    return f"{networks.collapsed.sum():.0f} of {len(networks)} collapse, {networks.escaped.sum():.0f} escape"

@@ -40,7 +40,9 @@ def draw_sweep(
     wide = not value.startswith("test_") and is_wide(table[value])
     words = None if pd.api.types.is_numeric_dtype(table[x]) else _in_order(table[x])
     everywhere = pd.Series(range(len(words))) if words else table[x]
-    is_log = not words and spans_orders(everywhere) and not _is_even(everywhere)
+    steps = np.diff(np.unique(everywhere))
+    is_even = len(steps) > 1 and np.allclose(steps, steps[0])  # as numbers of layers often are
+    is_log = not words and spans_orders(everywhere) and not is_even
     for axes, (label, rows_of_panel) in zip(grid.flat, facets, strict=False):
         for number, line in enumerate(lines):
             rows = rows_of_panel[rows_of_panel[series] == line] if series else rows_of_panel
@@ -203,12 +205,6 @@ def _in_order(values: pd.Series) -> list:
     """The different values: numbers from the smallest, words as they come."""
     different = list(values.unique())
     return sorted(different) if pd.api.types.is_numeric_dtype(values) else different
-
-
-def _is_even(values: pd.Series) -> bool:
-    """Whether there are three or more different values, evenly spaced, as numbers of layers often are."""
-    steps = np.diff(np.unique(values))
-    return len(steps) > 1 and np.allclose(steps, steps[0])
 
 
 def _aside(x_values: pd.Series, everywhere: pd.Series, number: int, count: int, is_log: bool) -> pd.Series:
