@@ -56,6 +56,7 @@ def _statement(name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
         outcome = good if held == len(rows) else PARTLY if held and good == HELD else bad if failed else UNDECIDED
         speaks_most = min(next(filter(None, by_outcome.values())), key=_margin)
     measured = [row["measured"] for row in rows if _number(row["measured"])]
+    replicated = {row.get("replicated") for row in rows} - {None}
     return {
         "claim": name,
         "paper": paper_of(rows[0]["source"]),
@@ -69,15 +70,10 @@ def _statement(name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "distance": _margin(speaks_most) if _number(speaks_most["measured"]) else math.nan,
         "p_value": _p_value(rows, good),
         "reading": _reading(rows, by_outcome, outcome, good),
-        "replicated": _replicated(rows),
+        "replicated": "no" if "no" in replicated else next(iter(replicated), None),
         **{key: speaks_most[key] for key in OF_CLAIM},
         "settings": rows,
     }
-
-
-def _replicated(rows: list[dict[str, Any]]) -> str | None:
-    words = {row.get("replicated") for row in rows} - {None}
-    return "no" if "no" in words else next(iter(words), None)
 
 
 def _number(value: Any) -> bool:

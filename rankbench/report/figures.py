@@ -3,7 +3,6 @@
 from collections import ChainMap
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import pandas as pd
 
@@ -211,17 +210,9 @@ def figure_keys(
     return x, series, picked["facet"] or (free.pop(0) if free else None)
 
 
-class Drawable(NamedTuple):
-    """A table to draw: the analysis that made it, the keys that vary in it, and the rows of its chosen columns."""
-
-    name: str
-    table: pd.DataFrame
-    keys: list[str]
-    studied: dict[str, pd.DataFrame]
-
-
-def drawable(path: Path, chosen: StudyKeys) -> Drawable:
-    """The table in a CSV file of a run or a report; ConfigError if it has no figure, or not the chosen one."""
+def drawable(path: Path, chosen: StudyKeys) -> tuple[str, pd.DataFrame, list[str], dict[str, pd.DataFrame]]:
+    """The table in a CSV file of a run or a report: the analysis that made it, the table, the keys that vary in it, and
+    the rows of its chosen columns. ConfigError if it has no figure, or not the chosen one."""
     if not path.is_file():
         raise ConfigError(f"table={path}: no such file; give a table of a run or a report, such as residual.csv")
     table = booleans_as_words(read_table(path))
@@ -235,11 +226,9 @@ def drawable(path: Path, chosen: StudyKeys) -> Drawable:
     drawn = {"sweep", *FIGURES, *(name for name, analysis in ANALYSES.items() if analysis.figure is not None)}
     named = [path.stem] if path.stem in (*ANALYSES, *drawn) else _fitting(table)
     if not studied and (len(named) != 1 or named[0] not in drawn):
-        numbers = [
-            str(name) for name in table if name not in RUN_COLUMNS and pd.api.types.is_numeric_dtype(table[name])
-        ]
-        raise ConfigError(f"table={path}: has no figure of its own; choose a column, as in report.value={numbers[-1]}")
-    return Drawable(named[0] if named else "", table, keys, studied)
+        number = table.select_dtypes("number").columns.difference(RUN_COLUMNS, sort=False)[-1]
+        raise ConfigError(f"table={path}: has no figure of its own; choose a column, as in report.value={number}")
+    return named[0] if named else "", table, keys, studied
 
 
 def redraw(path: Path, how: Drawing) -> list[str]:

@@ -171,10 +171,11 @@ def index_of(folder: Path) -> str:
     not_judged = [row["claim"] for row in statements if NOT_JUDGED in row["reading"]]
     table = pd.DataFrame([_about(board) for board in boards if board["note"] != NOT_RUN])
     unrun = [board["preset"] for board in boards if board["note"] == NOT_RUN]
+    without = ", ".join(board["preset"] for board in boards if NO_CLAIMS in (board["note"] or ""))
     parts = [
         MARK,
         "# Results\n",
-        f"{len(table)} of {len(boards)} presets have been run{_without_claims(boards)}. {READING}\n",
+        f"{len(table)} of {len(boards)} presets have been run{without and f'; without claims: {without}'}. {READING}\n",
         f"[scoreboard.html]({BOARD}) is a page to search, with all claims and figures. By paper:\n",
         "".join(f"- [{paper}]({_page_of(paper)}): {_counts_in_words(of)}\n" for paper, of in claims.items()),
         _folded("These numbers in a table", markdown(pd.DataFrame(rows))),
@@ -191,26 +192,16 @@ def index_of(folder: Path) -> str:
     return "\n".join(parts)
 
 
-def _without_claims(boards: list[dict[str, Any]]) -> str:
-    names = [board["preset"] for board in boards if NO_CLAIMS in (board["note"] or "")]
-    return f"; without claims: {', '.join(names)}" if names else ""
-
-
 def counted(name: str, claims: list[dict[str, Any]]) -> dict[str, Any]:
     """A row of the totals by paper: its claims by outcome."""
     outcomes = [row["outcome"] for row in claims]
-    scales = dict.fromkeys(scale for row in claims for scale in row["scale"].split(", "))
-    counts = {"claims": len(claims)} | {outcome: outcomes.count(outcome) for outcome in OUTCOMES}
-    after_holm = [row["held_after_holm"] for row in claims].count("yes")
     replicated = [row["replicated"] for row in claims if row["replicated"]]
-    repeats = f"{replicated.count('yes')} of {len(replicated)}" if replicated else ""
-    return {
-        "paper": name,
-        **counts,
-        "held after Holm": after_holm,
-        "replicated": repeats,
-        "scale": ", ".join(scales),
-    }
+    counts: dict[str, Any] = {"paper": name, "claims": len(claims)}
+    counts |= {outcome: outcomes.count(outcome) for outcome in OUTCOMES}
+    counts["held after Holm"] = [row["held_after_holm"] for row in claims].count("yes")
+    counts["replicated"] = f"{replicated.count('yes')} of {len(replicated)}" if replicated else ""
+    scales = dict.fromkeys(scale for row in claims for scale in row["scale"].split(", "))
+    return counts | {"scale": ", ".join(scales)}
 
 
 def _about(board: dict[str, Any]) -> dict[str, Any]:
@@ -289,10 +280,8 @@ def _paper_page(
 
 def _sentence(row: dict[str, Any]) -> str:
     """A claim in a line: its verdict, what it says and its number."""
-    statement = _plain(row["statement"])
-    return (
-        f"- **{row['outcome']}**: {statement} [{_number_of(row)}](#{row['claim']}-{row['outcome'].replace(' ', '-')})"
-    )
+    anchor = f"#{row['claim']}-{row['outcome'].replace(' ', '-')}"
+    return f"- **{row['outcome']}**: {_plain(row['statement'])} [{_number_of(row)}]({anchor})"
 
 
 def _counts_in_words(claims: list[dict[str, Any]]) -> str:

@@ -116,21 +116,15 @@ def _all_pages(
         if source := (known | runs).get(name):
             repeated = second[name].verdicts if name in second else known_second(pages, name)
             verdicts += beside_second(source.verdicts, repeated)
-    boards = [board | _about_second(second.get(board["preset"])) for board in boards]
+    about = "commit {commit}, scale {scale}, {finished}"
+    repeats = {name: {"second": about.format(**run.about())} for name, run in second.items()}
+    boards = [board | repeats.get(board["preset"], {}) for board in boards]
     statements = across_presets(verdicts)
     index = write_pages(pages, statements, boards, runs, second)
     homes = {name: pages / "presets" / name for name in known | runs}
     drawn = {name: _linked(home, sorted(home.glob("*.png")), 0, pages) for name, home in homes.items()}
     write_text(pages / BOARD, _page(statements, boards, drawn, None, TABLES_OF_PAGES))
     return index
-
-
-def _about_second(run: PresetRun | None) -> dict[str, str]:
-    """What presets.csv says of a preset's second run."""
-    if run is None:
-        return {}
-    about = run.about()
-    return {"second": f"commit {about['commit']}, scale {about['scale']}, {about['finished']}"}
 
 
 class News(NamedTuple):
@@ -218,15 +212,10 @@ def _drawn(run: PresetRun, folder: Path) -> dict[str, Any]:
 def _linked(home: Path, figures: Iterable[Path], num_seeds: int, folder: Path) -> dict[str, Any]:
     """The figures of a preset as files next to the page. folder: of the page. num_seeds: 0 if it is not known."""
     link = link_to(home, folder)
+    files = [(path.stem, link + quote(os.fsencode(path.name))) for path in figures]
     pictures = [
-        {
-            "name": path.stem,
-            "caption": _caption(path.stem, num_seeds),
-            "link": link + quote(os.fsencode(path.name)),
-            "source": link + quote(os.fsencode(path.name)),
-            "spots": "",
-        }
-        for path in figures
+        {"name": name, "caption": _caption(name, num_seeds), "link": file, "source": file, "spots": ""}
+        for name, file in files
     ]
     return {"link": link, "figures": pictures}
 
