@@ -35,37 +35,25 @@ def paths_table(seeds=(0, 1, 2), schemes=("frozen", "recomputed"), sizes=(5, 20)
                 base |= {"majority_accuracy": 0.2 + 0.001 * seed, "position_majority_accuracy": 0.3, **more}
                 level = 0.8 / (1 + length) + 0.013 * seed + (0.05 if scheme == "frozen" else 0)
                 rows.append({**base, "selection": "all", "subset_size": None, "repeat": None, "accuracy": level})
-                for size in sizes:
-                    for repeat in (0, 1):
-                        value = level - 1 / (10 * size) + 0.01 * repeat
-                        rows.append(
-                            {**base, "selection": "sampled", "subset_size": size, "repeat": repeat, "accuracy": value}
-                        )
+                sampled = base | {"selection": "sampled"}
+                for size, repeat in product(sizes, (0, 1)):
+                    value = level - 1 / (10 * size) + 0.01 * repeat
+                    rows.append({**sampled, "subset_size": size, "repeat": repeat, "accuracy": value})
     return with_rest(pd.DataFrame(rows))
 
 
 def residual_table(seeds=(0, 1, 2), decay=0.3, dtype="float64", kinds=("trained", "initialised"), **more):
+    """A table of residual with numbers that are a function of their place."""
     rows = []
-    for seed in seeds:
-        for weights in kinds:
-            for variant in ("full", "attention_only"):
-                base = {"seed": seed, "weights": weights, "variant": variant, "dtype": dtype, **more}
-                rows.append({**base, "layer": 0, "sublayer": "input", "head": None, "relative_residual": 1.0})
-                for layer in (1, 2, 3):
-                    value = 0.9 - 0.1 * layer if variant == "full" else decay**layer
-                    rows.append({**base, "layer": layer, "sublayer": "weights", "head": 1, "relative_residual": None})
-                    rows.append(
-                        {**base, "layer": layer, "sublayer": "attention", "head": None, "relative_residual": 7.0}
-                    )
-                    rows.append(
-                        {
-                            **base,
-                            "layer": layer,
-                            "sublayer": "mlp",
-                            "head": None,
-                            "relative_residual": value * (1 + seed),
-                        }
-                    )
+    for seed, weights, variant in product(seeds, kinds, ("full", "attention_only")):
+        states = [(0, "input", None, 1.0)]
+        for layer in (1, 2, 3):
+            value = 0.9 - 0.1 * layer if variant == "full" else decay**layer
+            states += [(layer, "weights", 1, None), (layer, "attention", None, 7.0)]
+            states.append((layer, "mlp", None, value * (1 + seed)))
+        columns = ["layer", "sublayer", "head", "relative_residual"]
+        base = {"seed": seed, "weights": weights, "variant": variant, "dtype": dtype, **more}
+        rows += [base | dict(zip(columns, state, strict=True)) for state in states]
     table = pd.DataFrame(rows)
     floors = (4 * np.finfo(dtype).eps * (1 + table.layer)).where(table.sublayer != "weights")
     below = (table.relative_residual <= floors).astype(float).where(floors.notna())
