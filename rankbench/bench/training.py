@@ -34,16 +34,11 @@ LARGE = 1024  # rows and columns of matrices whose product runs at the processor
 
 # Values that the keys of the model must have for torch.nn.TransformerEncoder to build the same network.
 TORCH_ENCODER_HAS: dict[str, list] = {"attention": ["dot"], "tied_qk": [False], "skip": [True], "mlp": [True]}
-TORCH_ENCODER_HAS |= {
-    "skip_scale": [1.0],
-    "mlp_skip": [True],
-    "norm": ["pre", "post"],
-    "norm_kind": ["layernorm"],
-    "norm_affine": [True],
-}
-TORCH_ENCODER_HAS |= {"norm_scale": ["none"], "mask": ["none"], "positions": ["learned"], "embedding_norm": [False]}
-TORCH_ENCODER_HAS |= {"head_width": [None], "value_width": [None], "kv_groups": [None], "latent_width": [None]}
-TORCH_ENCODER_HAS |= {"head_reduction": ["sum"], "read_in": ["linear"], "read_out": ["linear"], "dropout": [0.0]}
+TORCH_ENCODER_HAS |= {"skip_scale": [1.0], "mlp_skip": [True], "norm": ["pre", "post"], "norm_kind": ["layernorm"]}
+TORCH_ENCODER_HAS |= {"norm_affine": [True], "norm_scale": ["none"], "mask": ["none"], "positions": ["learned"]}
+TORCH_ENCODER_HAS |= {"embedding_norm": [False], "head_width": [None], "value_width": [None], "kv_groups": [None]}
+TORCH_ENCODER_HAS |= {"latent_width": [None], "head_reduction": ["sum"], "dropout": [0.0]}
+TORCH_ENCODER_HAS |= {"read_in": ["linear"], "read_out": ["linear"]}
 
 RULES = {"adam": Adam, "adamw": AdamW, "sgd": Sgd}  # torch's update rules, for its loop
 
