@@ -10,16 +10,5 @@ from rankbench.plots.marks import tick
 from rankbench.plots.pages import Page
 from rankbench.plots.style import check_style, drawn_with
 
-__all__ = [
-    "KINDS",
-    "Figure",
-    "Page",
-    "caption_of",
-    "check_style",
-    "drawn_with",
-    "fit",
-    "save",
-    "save_pages",
-    "show_in_notebook",
-    "tick",
-]
+__all__ = ["KINDS", "Figure", "Page", "caption_of", "check_style", "drawn_with", "fit", "save", "save_pages"]
+__all__ += ["show_in_notebook", "tick"]

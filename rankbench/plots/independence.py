@@ -82,10 +82,9 @@ def _map(axes: Axes, rows: pd.DataFrame, measure: str, sides: tuple[str, str], f
     axes.fmt_xdata = axes.fmt_ydata = lambda place: tick_labels[round(place)]
     step = max(1, len(names) // 12)
     rotation = 90 if max(map(len, tick_labels), default=0) > 2 else 0
-    axes.set_xticks(
-        range(0, len(names), step), tick_labels[::step], rotation=rotation, fontsize=small(6) if rotation else None
-    )
-    axes.set_yticks(range(0, len(names), step), tick_labels[::step], fontsize=small(6) if rotation else None)
+    ticks = range(0, len(names), step), tick_labels[::step]
+    axes.set_xticks(*ticks, rotation=rotation, fontsize=small(6) if rotation else None)
+    axes.set_yticks(*ticks, fontsize=small(6) if rotation else None)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     if len(names) <= CELLS:
