@@ -165,6 +165,7 @@ def test_train_leaves_what_the_command_leaves(run, tmp_path):
     assert "step 4/4: test accuracy" in (run.folder / "train.log").read_text()
 
 
+@pytest.mark.further
 def test_the_record_names_the_command_line_that_does_the_same(run, sweep):
     def recorded(run):
         return json.loads((run.folder / "environment.json").read_text())["command"]
@@ -181,6 +182,7 @@ def test_a_finished_run_is_returned_as_it_is(run):
     assert refused(rb.train, *TRAINED, "seed=3", out=run.folder).startswith("seed=3: the run in ")
 
 
+@pytest.mark.further
 def test_an_interrupted_run_continues(run, tmp_path, monkeypatch):
     def interrupted(training, update=Training.update):
         update(training)
@@ -228,6 +230,7 @@ def app(_):
     Path("well").touch()
 
 
+@pytest.mark.further
 def test_it_works_inside_a_hydra_app(tmp_path):
     def started():
         """Hydra and OmegaConf have nothing of rankbench's yet, and the app is the program that was started."""
@@ -314,6 +317,7 @@ def test_a_sweep_has_its_varied_keys_in_every_table(sweep):
 # --- analyze ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.further
 def test_analyze_returns_the_tables_that_the_command_writes(run, home, tmp_path):
     before = sorted(home.rglob("*"))
     tables = rb.analyze(run, "residual", "paths", sequences=4, paths=FEW)
@@ -340,6 +344,7 @@ def test_the_recorded_words_of_an_analysis_compose_to_its_config(run, tmp_path):
     assert command == "rankbench analyze" and dataclasses.asdict(compose("analyze", *words)) == recorded
 
 
+@pytest.mark.further
 def test_options_go_to_the_analyses_that_have_them(run):
     tables = rb.analyze(run, "path_counts", "paths", sequences=3, paths=FEW)
     tables_of_one = rb.analyze(run, "paths", paths=FEW | {"sequences": 3})
@@ -348,12 +353,14 @@ def test_options_go_to_the_analyses_that_have_them(run):
     assert not all_of_them.accuracy.equals(tables_of_one["paths"].accuracy)
 
 
+@pytest.mark.further
 def test_numpys_numbers_are_numbers(run):
     lists = rb.analyze(run, "paths", sequences=3, subset_sizes=[2, 3], repeats=1)["paths"]
     arrays = rb.analyze(run, "paths", sequences=np.int64(3), subset_sizes=np.arange(2, 4), repeats=1)["paths"]
     pd.testing.assert_frame_equal(arrays, lists)
 
 
+@pytest.mark.further
 def test_a_fresh_model_comes_from_a_list_of_words():
     table = rb.analyze([*SMALL, "model=san", "replicas=2"], "residual", precision="fp32")["residual"]
     assert set(table.run) == {"fresh"} and set(table.model) == {"san"} and set(table.seed) == {0, 1}
@@ -442,6 +449,7 @@ TEXT = ["task=char_lm", "model=causal", *SMALL[:2], "trainer.steps=2", "trainer.
 TEXT += ["task.train_size=8", "task.valid_size=4", "task.test_size=4", "task.unk=symbol"]
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("name", some(ANALYSES, 2))
 def test_every_column_is_explained_and_tells_the_table(name, run, tmp_path):
     first = SUBJECTS.get(name, (None, {}))
@@ -479,6 +487,7 @@ def test_a_figure_is_free_to_be_changed_shown_and_saved(run):
     assert "matplotlib.pyplot" not in sys.modules or not matplotlib.pyplot.get_fignums()
 
 
+@pytest.mark.further
 def test_a_notebook_shows_a_figure(run, monkeypatch):
     class Formatter(dict):
         def for_type(self, kind, function):
@@ -494,6 +503,7 @@ def test_a_notebook_shows_a_figure(run, monkeypatch):
     assert png[Figure] is None
 
 
+@pytest.mark.further
 def test_the_figure_of_several_runs_has_a_panel_for_each(sweep):
     runs = rb.load_sweep(sweep)
     table = runs.table("residual")

@@ -148,6 +148,7 @@ def test_an_analysis_is_refused_before_anything_is_written(task, model, tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     ("task", "model"),
     [
@@ -192,6 +193,7 @@ VALUES |= {
 QUICK = {"hyper_connections=free mask=window latent_width=2"}
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     "words", [pytest.param(x, marks=() if x in QUICK else pytest.mark.slow) for x in sorted(CHOICES | VALUES | QUICK)]
 )

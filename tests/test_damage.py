@@ -170,6 +170,7 @@ DAMAGES_OF_WEIGHTS = {
 }
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("damage", DAMAGES_OF_WEIGHTS)
 def test_damaged_weights_of_a_finished_run_are_written_again_from_its_state(cfg, trained, tmp_path, damage):
     path = copy_of(trained, tmp_path).folder / WEIGHTS

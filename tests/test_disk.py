@@ -119,6 +119,7 @@ def test_a_figure_that_does_not_fit_is_named(tmp_path, kind):
 
 
 # the tensors of a checkpoint, those of a training state, rows of layers.csv in the middle of training
+@pytest.mark.further
 @pytest.mark.parametrize("num_bytes", some([3_000, 8_000, 16_000], 2))
 def test_training_stops_at_a_full_disk_in_one_line_and_goes_on(tmp_path, cfg, reference, num_bytes):
     run = Run(tmp_path / "run")
@@ -149,6 +150,7 @@ def test_a_log_that_does_not_fit_ends_in_one_line(tmp_path, capsys):
 
 
 # Hydra's own record, the run's checkpoint, the table of an analysis
+@pytest.mark.further
 @pytest.mark.parametrize(
     ("file_size", "file", "continues", "analyses"),
     [

@@ -75,6 +75,7 @@ def test_the_preset_on_the_page_of_extensions_runs_from_a_folder_of_the_user(tmp
     assert all((tmp_path / "sweep" / f"{name}.csv").exists() for name in ("residual", "collapse", "verdicts"))
 
 
+@pytest.mark.further
 def test_the_page_of_extensions_is_a_plugin_that_keeps_its_promises(tmp_path):
     page = (ROOT / "docs" / "EXTENDING.md").read_text()
     headings = re.findall(r"^## (.*)$", page, re.MULTILINE)

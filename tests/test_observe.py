@@ -113,6 +113,7 @@ def test_a_training_ends_in_the_same_bits_with_and_without_observe(tmp_path, inp
     assert watch.table("steps").step.tolist() == [0, 2, 4, 6]
 
 
+@pytest.mark.further
 def test_a_call_of_step_is_the_same_as_an_optimiser(tmp_path, inputs):
     tables = []
     for name, watched in (("a", True), ("b", False)):
@@ -215,6 +216,7 @@ def test_a_killed_watch_continues_behind_its_last_whole_step(tmp_path, inputs):
             pd.testing.assert_frame_equal(ours, theirs)
 
 
+@pytest.mark.further
 def test_a_training_can_continue_from_an_earlier_step(tmp_path, inputs, caplog):
     interrupted(tmp_path / "a", inputs, 6)
     model, optimizer = model_and_optimizer()
@@ -485,6 +487,7 @@ def test_two_processes_of_one_training_with_a_watch_each(outs, tmp_path, monkeyp
     assert len(refused) == 2 - len(tables) and all("another process is writing there" in line for line in refused)
 
 
+@pytest.mark.further
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_process_writes_nothing(tmp_path, inputs):
     model, optimizer = model_and_optimizer()
@@ -724,6 +727,7 @@ def test_weights_in_bfloat16_are_measured_in_float32(tmp_path, inputs):
     assert (half.relative_noise_floor > 2**-8).all() and (full.relative_noise_floor < 1e-4).all()
 
 
+@pytest.mark.further
 def test_compiled_and_wrapped_models_are_measured_as_they_are(tmp_path, inputs):
     calls = []
 

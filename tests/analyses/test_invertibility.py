@@ -175,6 +175,7 @@ def test_histograms_count_the_entries(make_subject):
     assert "sd" in histograms.digest(table)
 
 
+@pytest.mark.further
 def test_the_figures_have_a_panel_for_each_range_and_kind(make_subject):
     subject = make_subject()
     of_layers = with_who(invertibility.table(subject, options()), **subject.who)

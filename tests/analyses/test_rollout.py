@@ -155,6 +155,7 @@ def whole(task, solvable):
     return measure("rollout", options(steps=60, every=5), subjects)
 
 
+@pytest.mark.further
 def test_the_figure_shows_means_of_logarithms_and_every_facet(whole):
     both = pd.concat([whole.assign(**{"model.width": width}) for width in (32, 64)], ignore_index=True)
     figure = ANALYSES["rollout"].figure(both, None, "model.width")

@@ -27,6 +27,7 @@ def subjects(folder, *words):
     return subjects_of_run(run, Machine.prepare(compose("analyze")))
 
 
+@pytest.mark.further
 def test_a_cell_is_that_of_its_network(tmp_path, states_by_layer):
     measured = subjects(tmp_path)
     for subject in measured[1:3]:

@@ -60,6 +60,7 @@ def truncated(network, num_layers):
     return short
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     "changes",
     [
@@ -113,6 +114,7 @@ PRESENT[1, 5:] = 0
 TEXTS = {"input_ids": TOKENS * PRESENT, "attention_mask": PRESENT}
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     ("family", "body", "last_norm", "rounding"),
     [

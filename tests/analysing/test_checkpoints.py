@@ -99,6 +99,7 @@ def library(folder, name, auto):
     return model, {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
 
 
+@pytest.mark.further
 def test_losses_are_the_librarys(folder):
     table = analyze(folder, "gpt2", "spectrum")["spectrum"]
     model, batch = library(folder, "gpt2", transformers.AutoModelForCausalLM)
@@ -126,6 +127,7 @@ def of_bert(request, folder):
     return analyze(folder, "bert", "attention", "residual", "path_mass", words=[f"special_tokens={special}"]), left_out
 
 
+@pytest.mark.further
 def test_residuals_of_every_layer_are_those_of_the_librarys_states(folder, of_bert):
     tables, left_out = of_bert
     table = tables["residual"]
@@ -245,6 +247,7 @@ def test_a_masked_model_is_scored_on_what_was_hidden(folder):
     assert analyze(folder, "bert", "spectrum")["spectrum"].whole_loss.isna().all()
 
 
+@pytest.mark.further
 def test_the_mask_may_be_known_from_the_vocabulary_or_the_config(folder, tmp_path):
     reader = tokenizer()
     np.save(tmp_path / "ids.npy", reader(TEXTS[0], return_tensors="np")["input_ids"])
@@ -276,6 +279,7 @@ def test_seeds_draw_fresh_weights_beside_one_trained_network(folder):
     assert (fresh.loc[0] != fresh.loc[1]).all()
 
 
+@pytest.mark.further
 def test_a_family_without_an_adapter_is_measured_as_a_module(folder):
     tables = analyze(folder, "gpt_neox", "spectrum", "residual", "path_mass")
     model, batch = library(folder, "gpt_neox", transformers.AutoModelForCausalLM)
@@ -410,12 +414,14 @@ def test_pruning_by_the_librarys_head_and_every_path(folder, tmp_path, name, mas
         assert rows.loss.iloc[-1] == pytest.approx(rows.whole_loss.iloc[-1], rel=1e-9)
 
 
+@pytest.mark.further
 def test_what_measures_one_network_takes_the_trained_one_alone(folder):
     words = ["replicas=2", "analysis.paths.subset_sizes=[]", "analysis.pruning.orders=[norm]"]
     tables = analyze(folder, "gpt2", "path_mass", "paths", "pruning", words=words)
     assert all(set(table.seed) == {0} and table.whole_loss.nunique() == 1 for table in tables.values())
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(("special", "left_out"), some([("null", [1, 2]), ("[]", [])], 2))
 def test_jacobians_and_bounds_at_texts_are_the_librarys(folder, special, left_out):
     words = ["analysis.lipschitz.sequences=1", "analysis.bounds.sequences=1", "analysis.bounds.variants=[full]"]
@@ -504,6 +510,7 @@ def test_class_tokens_and_registers_of_images_can_be_left_out(tmp_path):
             assert value == pytest.approx(np.mean(expected), rel=1e-5)
 
 
+@pytest.mark.further
 def test_without_pictures_those_of_a_photographs_spectrum_are_read(tmp_path):
     _, words = seeing(tmp_path / "vit", "ViT", image_size=64, patch_size=16)
     checkpoint, cfg = load_checkpoint(str(tmp_path / "vit"), 0), compose("analyze", *words)
@@ -525,6 +532,7 @@ def test_our_pictures_are_no_larger_than_they_must_be(tmp_path, kind, size):
     assert pictures.shape == (8, 3, size, size)  # a ViT takes its own size alone
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("suffix", ["txt", "npy"])
 def test_inputs_in_its_folder_are_what_a_checkpoint_reads(folder, tmp_path, suffix):
     shutil.copytree(folder / "gpt2", tmp_path / "gpt2")
@@ -612,6 +620,7 @@ HALVES |= {f"{half}_attention_heads": 2 for half in ("encoder", "decoder")} | {"
 HALVES |= {"vocab_size": 20, "decoder_start_token_id": 1, "bos_token_id": 1, "eos_token_id": 2}
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("family", some(["whisper", "marian"], 2))
 def test_a_checkpoint_of_two_halves_says_which_is_measured(family, tmp_path):
     torch.manual_seed(0)
@@ -634,6 +643,7 @@ def test_a_checkpoint_of_two_halves_says_which_is_measured(family, tmp_path):
         assert "of the decoder" in said.out + said.err
 
 
+@pytest.mark.further
 def test_a_checkpoint_answers_in_one_figure_and_a_table_of_80_columns(folder, tmp_path):
     """Without inputs, analyses and options: name, layers, heads, tokens; the same numbers as in the tables."""
     said = succeeds("analyze", "model=pretrained", f"model.path={folder / 'bert'}", "out=o", at=tmp_path).out
@@ -652,6 +662,7 @@ def test_a_checkpoint_answers_in_one_figure_and_a_table_of_80_columns(folder, tm
     assert pd.read_csv(tmp_path / "o" / "network.csv").task[0] == "rankbench's own texts"
 
 
+@pytest.mark.further
 def test_ones_own_analyses_stand(folder, tmp_path):
     words = ["model=pretrained", f"model.path={folder / 'gpt2'}", "analysis=[residual]", "figures=[]", "out=o"]
     said = succeeds("analyze", *words, at=tmp_path).out

@@ -228,6 +228,7 @@ def frozen_norm(norm, y, x):
     return (y - y.mean(-1, keepdim=True)) * scale * norm.weight + norm.bias
 
 
+@pytest.mark.further
 def test_spectrum_of_a_network_of_ours_is_its_paths():
     words = ["model=san_skip", "model.layers=3", "model.width=8", "model.heads=2", "model.bias=false"]
     words += ["task.length=4", "task.test_size=6", "task.train_size=20", "replicas=2"]
@@ -467,6 +468,7 @@ class State(nn.Module):
         return self.network.state(inputs)
 
 
+@pytest.mark.further
 def test_sums_of_a_module_have_the_floors_of_the_same_network_of_ours(random_network):
     model, batch = random_network(9, seed=1, mlp=False, norm="none", bias=False, layers=3)
     part = model.sublayers[-1].part
@@ -749,6 +751,7 @@ def build():
 """
 
 
+@pytest.mark.further
 def test_network_csv_and_a_line_say_what_was_read(tmp_path):
     (tmp_path / "mine.py").write_text(TOWERS)
     said = succeeds("analyze", "model=mine.py:build", "output=1", "analysis=[attention]", "out=out", at=tmp_path)
@@ -837,6 +840,7 @@ def test_states_that_are_kept_are_those_of_a_second_pass(language, ids):
     assert torch.equal(kept.state_BND, language(ids)) and torch.equal(whole.state_BND, same.state_BND)
 
 
+@pytest.mark.further
 def test_targets_score_as_in_a_task(language, ids):
     batch = Batch(ids, next_token(ids))
     example = Example((batch.inputs,), {}, batch.targets)

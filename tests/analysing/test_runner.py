@@ -174,6 +174,7 @@ def test_what_is_there_with_the_same_options_is_not_computed_again(tmp_path, fre
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == files  # figures too, byte for byte
 
 
+@pytest.mark.further
 def test_other_options_are_computed_again_and_they_alone(tmp_path, fresh, calls):
     analyze(config(), fresh, tmp_path)
     before = (tmp_path / "residual.csv").read_bytes()
@@ -187,6 +188,7 @@ def test_other_options_are_computed_again_and_they_alone(tmp_path, fresh, calls)
     assert calls == []
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("begun_by", ["analyze", "train"])
 def test_an_analysis_of_a_folder_in_which_another_is_at_work_is_refused(begun_by, tmp_path, run, monkeypatch):
     into = run.folder if begun_by == "train" else tmp_path / "analysed"
@@ -331,6 +333,7 @@ def test_the_source_digest_sees_every_file_of_the_package(tmp_path, monkeypatch)
     assert len({before, changed, digest()}) == 3 and digest() == digest()
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("task", ["char_lm", "memorization"])
 def test_another_text_under_the_same_path_is_analysed_again(tmp_path, calls, task, caplog):
     """The second text has the same sentences with other letters, so that sizes, numbers and networks are the same."""
@@ -358,6 +361,7 @@ def test_another_text_under_the_same_path_is_analysed_again(tmp_path, calls, tas
     assert analysed() == 0
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     "changes",
     some([["seed=7"], ["model.layers=2"], ["task.test_size=9"], ["precision=fp32"]], 2),
@@ -461,6 +465,7 @@ def test_subjects_have_the_weights_of_the_checkpoint_and_those_that_training_beg
             assert torch.equal(batch.inputs, wanted.inputs) and torch.equal(batch.targets, wanted.targets)
 
 
+@pytest.mark.further
 def test_chosen_seeds_have_the_rows_that_they_have_among_all(run, tmp_path):
     (tmp_path / "all").mkdir(), (tmp_path / "second").mkdir()
     analyze(config(), subjects_of_run(run, machine()), tmp_path / "all")
@@ -482,6 +487,7 @@ def test_the_test_accuracy_of_the_run_is_the_whole_accuracy_of_the_table(run, tm
     assert table.groupby("seed").whole_accuracy.first().to_dict() == pytest.approx(recorded, abs=1e-6)
 
 
+@pytest.mark.further
 def test_a_float64_run_is_measured_with_its_own_weights(tmp_path):
     """Two ways to one number: training's last look at the layers and the analysis, both in float64."""
     last = ["precision=fp64", "trainer.dynamics_every=5", "trainer.dynamics_sequences=4", "model.norm=pre"]

@@ -76,6 +76,7 @@ def test_command_writes_a_table_for_each_benchmark(tmp_path):
         assert name in done.out
 
 
+@pytest.mark.further
 def test_the_record_keeps_every_run_and_shows_the_newest_beside_the_one_before(tmp_path, monkeypatch):
     cfg = config()
     machine, moments = Machine.prepare(cfg), iter(("2026-01-01 00:00", "2026-01-02 00:00"))
@@ -140,6 +141,7 @@ def test_tables_hold_their_ratios(benchmark, ratios, num_rows, monkeypatch):
     assert len(table) == num_rows
 
 
+@pytest.mark.further
 def test_jacobians_of_every_kind_agree_and_the_closed_form_is_small(monkeypatch):
     monkeypatch.setattr(lipschitz, "SIZES", ((30, 1, 1), (5, 4, 2)))
     cfg = config("sequences=100")

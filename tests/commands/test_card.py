@@ -130,6 +130,7 @@ def test_a_preset_that_is_not_trained_or_has_run_is_refused(name):
         card.main(["13", name])
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(("preset", "steps"), [("kim_growth", 1000), ("kim_fig9_param_matched", 12_000)])
 def test_an_estimate_is_of_the_steps_of_all_jobs(preset, steps):
     # three networks of one layer each, whose kernels are as short as they get

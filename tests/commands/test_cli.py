@@ -90,6 +90,7 @@ def copied(trained, tmp_path):
 # --- one composition a command --------------------------------------------------------------------------------------
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     ("words", "num_compositions", "num_jobs"),
     [([], 1, 1), (["-m", "model.heads=1,2"], 2, 2), (["-m", "model=san,san_skip"], 3, 2)],
@@ -141,6 +142,7 @@ for line in ("rankbench train --help", "rankbench analyze --help", "rankbench tr
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.further
 def test_a_list_of_runs_loads_no_torch(tmp_path):
     (tmp_path / "outputs" / "train" / "a").mkdir(parents=True)
     program = """
@@ -206,6 +208,7 @@ def test_an_unknown_command_is_one_line(word, meant, tmp_path):
     assert line == f"rankbench: {word}: unknown command{meant}; commands are {', '.join(cli.COMMANDS)}"
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     ("word", "said"),
     [
@@ -307,6 +310,7 @@ def test_train_says_accuracy_folder_figures_and_verdicts(home, trained):
     assert said.strip().endswith(look)
 
 
+@pytest.mark.further
 def test_the_same_command_into_the_same_folder_changes_no_result(trained, tmp_path):
     copied = shutil.copytree(trained, tmp_path / trained.name)
     words = ["train", *TINY, "replicas=2", "analysis=[residual,paths]", *SHORT, "claims=[paths_sum_to_output]"]
@@ -414,6 +418,7 @@ def test_a_run_brings_its_own_model_into_a_sweep(trained, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.further
 def test_another_run_into_an_analysis_folder_does_not_pass_for_the_first(trained, tmp_path):
     succeeds("analyze", f"run={trained}", *SHORT_RESIDUAL, "out=A", at=tmp_path)
     shutil.copytree(trained, tmp_path / "other")
@@ -475,6 +480,7 @@ def test_a_sweep_makes_a_folder_a_job_and_gathers_them(tmp_path):
     assert json.loads((tmp_path / "latest" / "summary.json").read_text())["run"] == str((sweep / jobs[1]).resolve())
 
 
+@pytest.mark.further
 @pytest.mark.usefixtures("undrawn_here")
 def test_a_sweep_of_other_configs_is_refused_as_a_whole(tmp_path):
     words = ["train", "-m", *TINY, "figures=[]", "model.heads=1,2", "out=sweep"]
@@ -497,6 +503,7 @@ def test_a_key_that_is_fixed_first_and_varied_then_is_in_the_names_of_the_jobs(t
     assert names == ["0_model.layers=1", "1_model.layers=3"]
 
 
+@pytest.mark.further
 @pytest.mark.usefixtures("undrawn_here")
 def test_a_reference_to_another_key_is_each_jobs_own(tmp_path):
     """Every job's words, folder and config hold its own value, so that the same command skips what is finished."""
@@ -516,6 +523,7 @@ def test_a_reference_to_another_key_is_each_jobs_own(tmp_path):
     assert {name for name in before if before[name] != after[name]} <= {"train.log"}
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("job_fails", some([True, False], 2))
 def test_a_report_that_fails_at_the_end_of_a_sweep_fails_the_command(job_fails, tmp_path, monkeypatch):
     from rankbench.training import loop

@@ -61,6 +61,7 @@ def job(at, heads):
     return next(at.glob(f"sweep/*_model.heads={heads}"))
 
 
+@pytest.mark.further
 def test_the_same_command_composes_no_finished_job_and_prints_the_same_lines(finished_sweep, at, composed):
     before = {path: path.read_bytes() for path in at.glob("sweep/*/*.*") if path.is_file() and path.suffix != ".log"}
     result = succeeds(*SWEEP, at=at)
@@ -108,6 +109,7 @@ def test_a_job_whose_folder_changed_has_not_finished(damage, at):
     assert finished_jobs.finished_job(folder, made_from) is None
 
 
+@pytest.mark.further
 def test_a_job_whose_folder_changed_is_composed_and_made_whole_again(finished_sweep, at, composed):
     table, whole = job(at, 2) / "residual.csv", (job(at, 2) / "residual.csv").read_bytes()
     spoil(table, "initialised", "trained")
@@ -128,6 +130,7 @@ def test_another_config_in_the_folder_is_refused_as_before(at):
     assert "trainer.batch_size=4: the run in" in refused(*SWEEP, "trainer.batch_size=4", at=at)
 
 
+@pytest.mark.further
 def test_another_version_composes_every_job(at, composed, monkeypatch):
     monkeypatch.setattr(finished_jobs, "__version__", "0.0.0")
     succeeds(*SWEEP, at=at)
@@ -171,6 +174,7 @@ def test_a_changed_corpus_is_read_again(tmp_path, composed):
     assert "text.txt" in refused(*words, at=tmp_path)
 
 
+@pytest.mark.further
 def test_a_job_that_failed_runs_again_and_the_others_do_not(tmp_path, monkeypatch, composed):
     from rankbench.training import loop
 

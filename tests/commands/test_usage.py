@@ -77,6 +77,7 @@ def test_help_of_one_group_is_its_keys_alone():
     assert re.findall(r"^  (\S+?)=", usage("analyze", ["analysis.curves"]), re.MULTILINE) == ["analysis.curves.splits"]
 
 
+@pytest.mark.further
 def test_a_key_is_explained(monkeypatch):
     monkeypatch.setenv("COLUMNS", "500")
     norm, length = explained(["model.norm", "task.length"]).split("\n\n")
@@ -118,6 +119,7 @@ def test_other_words_are_explained(word, said, monkeypatch):
     assert " ".join(said.split()) in " ".join(explained([word]).split())
 
 
+@pytest.mark.further
 def test_presets_are_listed_by_paper_in_a_line_each(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     text = listing([])

@@ -198,6 +198,7 @@ def test_a_split_that_a_finite_set_does_not_have_is_refused(elsewhere, words, sa
     assert not (elsewhere / "run").exists()
 
 
+@pytest.mark.further
 def test_an_attention_of_a_plugin_trains_and_its_paths_add_up(elsewhere):
     sys.path.append(str(EXAMPLE))
     words = [NAMED, "model=inverse_square", "model.layers=2", "model.mask=causal", "task.length=4", "trainer.steps=2"]
@@ -226,6 +227,7 @@ def test_an_update_rule_of_a_plugin_trains(elsewhere):
         compose("train", NAMED, "optimizer.name=sign")
 
 
+@pytest.mark.further
 def test_a_model_and_a_metric_of_a_plugin(elsewhere, monkeypatch):
     monkeypatch.setattr("rankbench.training.compiling.REPAID_AFTER", 2)  # the fused step is not for such a model
     sys.path.append(str(EXAMPLE))
@@ -263,6 +265,7 @@ def test_a_run_imports_nothing_that_its_reader_has_not_named(run, elsewhere):
     assert len(tables["weight_sizes"]) == len(run.table("weight_sizes"))
 
 
+@pytest.mark.further
 def test_a_run_that_cannot_be_read_without_its_plugin_says_so(elsewhere):
     sys.path.append(str(EXAMPLE))
     words = ["model=inverse_square", "task=letter_count", "model.layers=1", "trainer.steps=1", "trainer.batch_size=4"]
@@ -479,6 +482,7 @@ def test_an_attention_that_breaks_its_promises_is_refused(elsewhere, monkeypatch
     check_weighting("kernel")  # one that keeps them
 
 
+@pytest.mark.further
 def test_a_run_tries_what_it_takes_from_a_plugin_before_it_begins(elsewhere):
     created(["plugin", "mine"])
     file = elsewhere / "mine" / "__init__.py"
@@ -503,6 +507,7 @@ def test_a_run_tries_what_it_takes_from_a_plugin_before_it_begins(elsewhere):
         check_weighting.cache_clear(), TRIED.clear()
 
 
+@pytest.mark.further
 def test_the_skeleton_of_a_plugin_passes_its_own_tests(elsewhere):
     assert "rankbench check plugins=mine" in created(["plugin", "mine"])
     own = {}
@@ -521,6 +526,7 @@ def test_the_skeleton_of_a_plugin_passes_its_own_tests(elsewhere):
             created(words)
 
 
+@pytest.mark.further
 def test_what_the_example_brings_keeps_its_promises(elsewhere):
     sys.path.append(str(EXAMPLE))
     lines = checked([NAMED])

@@ -193,6 +193,7 @@ def table(model_config):
     return pd.concat(parts, ignore_index=True)
 
 
+@pytest.mark.further
 def test_what_is_tried_out_is_what_the_formulas_say(table):
     by_form = table[table["quantity"].isin(["error", "right"])].groupby(["form", "heads", "kind"])
     mean, error = by_form.value.mean().unstack(), by_form.standard_error.mean().unstack()

@@ -38,6 +38,7 @@ def steps():
         return list(run(subject.network, subject.test.inputs))
 
 
+@pytest.mark.further
 def test_unscored_tokens_of_our_tasks_are_left_out(steps):
     tables = {
         left_out: rankbench.analyze([*REGRESSION, f"uncounted={left_out}"], "residual", "attention", "spectrum")

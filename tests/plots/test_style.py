@@ -35,6 +35,7 @@ def look_of(figure):
     return sizes, {line.get_linewidth() for line in lines}, [to_hex(line.get_color()) for line in lines]
 
 
+@pytest.mark.further
 def test_a_users_matplotlibrc_comes_first(tmp_path):
     settings = ["font.size: 16", "figure.figsize: 2, 1.5", "axes.prop_cycle: cycler('color', ['k', 'r'])"]
     settings += ["backend: svg", "figure.autolayout: True", "savefig.dpi: figure"]

@@ -84,6 +84,7 @@ def test_a_run_without_a_loss_yet_has_no_curves(tmp_path):
         assert (tmp_path / "report.html").exists() and not (tmp_path / "metrics.png").exists()
 
 
+@pytest.mark.further
 def test_watching_ends_by_ctrl_c_and_where_nothing_runs(sweep, tmp_path, monkeypatch):
     def interrupt(seconds):
         raise KeyboardInterrupt

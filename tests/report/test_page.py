@@ -109,6 +109,7 @@ def page(reported):
     return Page((reported / "report" / "report.html").read_text(encoding="utf-8"))
 
 
+@pytest.mark.further
 def test_summary_is_what_numpy_and_scipy_say(reported):
     summary = pd.read_csv(reported / "report" / "summary.csv")
     assert len(summary) == 6 and list(summary.columns[:3]) == ["model.heads", "optimizer.lr", "num_seeds"]

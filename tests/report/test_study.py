@@ -55,6 +55,7 @@ def home(tmp_path_factory):
     return home
 
 
+@pytest.mark.further
 def test_a_study_is_one_value_of_each_run_and_seed_as_figure_and_table(home):
     table = pd.read_csv(home / "report" / "residual_effective_rank.csv")
     assert len(table) == 12
@@ -264,6 +265,7 @@ def test_a_table_for_print_has_means_with_errors_and_names_of_a_paper(home):
 # --- rankbench plot ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.further
 def test_a_table_drawn_again_is_the_reports_figure(home, tmp_path):
     redraw(home / "report" / "residual.csv", Drawing(tmp_path, StudyKeys()))
     assert (tmp_path / "residual.svg").read_bytes() == (home / "report" / "residual.svg").read_bytes()

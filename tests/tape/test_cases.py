@@ -70,10 +70,12 @@ def test_torchs_own_encoder_with_tokens_first(case):
         np.testing.assert_allclose(value, by_hand.mean().item(), rtol=1e-12)
 
 
+@pytest.mark.further
 def test_the_paths_of_one_tower(case):
     assert lengths(case("two_towers", "spectrum"))[0] == [1, 8, 16]
 
 
+@pytest.mark.further
 def test_padding_under_two_names(case):
     one, other = (case(f"padding_named_otherwise:{name}", "spectrum") for name in ("build", "build_named"))
     same(one, other)

@@ -30,6 +30,7 @@ QUICK = [
 ]
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(("network", "rewrite"), QUICK)
 def test_two_ways_to_write_a_network_give_the_same_tables(network, rewrite):
     assert outcome(network, rewrite) == (EQUAL * 3, [])

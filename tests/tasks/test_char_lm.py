@@ -586,6 +586,7 @@ def test_sentences_follow_the_model_and_the_temperature():
         assert written.shape[1] <= 12
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("name", ["causal", "lstm"])
 def test_the_table_of_samples(tmp_path, name):
     cfg = compose("train", TINY[0], f"model={name}", "model.width=16", "task.length_limit=60", *TINY[4:])

@@ -219,6 +219,7 @@ def test_seeds_side_by_side_are_separate_runs_are_a_plain_loop(tmp_path, variant
         assert clip is None or max(norms) > clip, "the clip never acted: the test would not see it missing"
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(("at_a_time", "sizes"), some([(1, [1] * 5), (2, [2, 1, 2]), (4, [2, 3]), (9, [5])], 2))
 def test_seeds_in_groups_are_those_all_at_once(tmp_path, monkeypatch, at_a_time, sizes):
     words = ["model.dropout=0.2", "precision=fp64", "replicas=5"]
@@ -377,6 +378,7 @@ def test_numbers_of_the_config_are_constants_in_compiled_kernels(graphs, model):
     assert not any(isinstance(value, torch.SymFloat) for value in values)
 
 
+@pytest.mark.further
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_more_kinds_of_batches_than_torch_allows_by_itself_are_compiled(graphs):
     double = compiled(lambda x: 2 * x, dynamic=False)
@@ -490,6 +492,7 @@ def uninterrupted(request, tmp_path_factory):
 ONCE = pytest.mark.parametrize("uninterrupted", ["epochs_config"], indirect=True)
 
 
+@pytest.mark.further
 def test_the_interrupted_runs_are_worth_interrupting(uninterrupted):
     cfg, run = uninterrupted
     assert cfg.trainer.checkpoint_every % cfg.trainer.eval_every
@@ -500,6 +503,7 @@ def test_the_interrupted_runs_are_worth_interrupting(uninterrupted):
         assert min(steps for _, steps in ended) < 40
 
 
+@pytest.mark.further
 def test_muon_with_a_cap_side_by_side_alone_and_interrupted(tmp_path, monkeypatch):
     words = ["optimizer=muon", "optimizer.lr=0.02", "optimizer.cap=0.9", "precision=fp64"]
     together = trained(tmp_path / "together", *words, "replicas=2")
@@ -540,6 +544,7 @@ def test_shared_layers_are_saved_once_and_go_on(tmp_path, monkeypatch):
     assert subject.score(subject.test).mean_loss.item() == pytest.approx(float(last["loss"]), rel=1e-5)
 
 
+@pytest.mark.further
 def test_a_signal_stops_a_run_and_the_same_call_continues_it(tmp_path, monkeypatch, uninterrupted):
     cfg, reference = uninterrupted
     run = Run(tmp_path / "run")
@@ -663,6 +668,7 @@ def test_a_killed_run_continues_to_the_same_numbers(tmp_path, uninterrupted):
         assert_same_run(Run(folder), reference)
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     "uninterrupted", ["epochs_config", pytest.param("fresh_config", marks=pytest.mark.slow)], indirect=True
 )
@@ -723,6 +729,7 @@ def short(long, tmp_path_factory):
 
 # 0 and 3 are before the first evaluation, 12 is one of both kinds of rows, 16 one of metrics.csv, 18 one of layers.csv,
 # 22 none. 14 is a checkpoint.
+@pytest.mark.further
 def test_a_finished_run_with_more_steps_is_a_run_that_had_them_from_the_start(tmp_path, long):
     cfg, reference = long
     run, befores = Run(tmp_path / "run"), {}
