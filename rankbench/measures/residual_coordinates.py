@@ -70,6 +70,11 @@ def residual_coordinates(x_BND: Tensor, present_BN: Tensor | None = None) -> Res
     return ResidualState.of(mean, ScaledMatrix(rows.log_scale_B, rows.unit_BND))
 
 
+def tokens(state: ResidualState) -> Tensor:
+    """The tokens X themselves, (B, N, D), as far as float64 holds them; absent ones are meaningless."""
+    return state.mean_BD[:, None] + state.log_scale_B.exp()[:, None, None] * state.unit_BND
+
+
 def log_residual(state: ResidualState, counted_BN: Tensor | None = None) -> Tensor:
     """log ||R||_{1,inf}, natural, in the units of X; shape (B,). -inf for equal tokens.
 

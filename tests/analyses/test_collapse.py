@@ -24,7 +24,7 @@ from rankbench.commands.compose import compose
 from rankbench.config.keys import ConfigError
 from rankbench.measures import residual_propagation as module
 from rankbench.measures.norms import composite_norm, own_rounding, residual_matrix
-from rankbench.measures.residual_coordinates import log_residual, log_size, residual_coordinates
+from rankbench.measures.residual_coordinates import log_residual, log_size, residual_coordinates, tokens
 from rankbench.measures.residual_propagation import check, log_lemma_constant, mean_errors, propagate
 from rankbench.measures.rounding import states_with_floors
 from rankbench.model.network import run, without
@@ -502,7 +502,7 @@ def test_it_is_what_a_forward_pass_gives_above_its_floor(network, states_by_laye
         for b, count in enumerate([4, 3, 1] if padded else [4] * 3):
             x_1ND = x_BND[b : b + 1, :count]
             size = x_1ND.abs().max().item()
-            tokens_BND = state.mean_BD[:, None] + state.log_scale_B.exp()[:, None, None] * state.unit_BND
+            tokens_BND = tokens(state)
             torch.testing.assert_close(tokens_BND[b, :count], x_1ND[0], rtol=0, atol=error * size)
             assert state.unit_BND[b].sum(0).abs().max() < 1e-13
             differ = state.log_scale_B[b] > -math.inf
