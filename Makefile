@@ -39,11 +39,11 @@ MINUTES ?= 13
 card: setup ## on a machine with a GPU: its tests, the benchmarks' record and what fits of the presets, in MINUTES
 	$(BIN)/python -m rankbench.commands.card $(MINUTES) $(PRESETS)
 
-test: setup ## run the test suite, without tests of seconds; of a test with many cases two
+test: setup ## run the test suite, without tests of a second or more; of a test with many cases two
 	$(BIN)/pytest $(TWO) -m 'pretend and not further and not slow and not gpu' tests/test_device.py
 	$(BIN)/pytest $(TWO)
 
-test-further: setup ## run the other cases of tests that have many, and tests of seconds
+test-further: setup ## run the other cases of tests that have many, and tests of a second or more
 	$(BIN)/pytest $(TWO) -m 'pretend and further and not slow and not gpu' tests/test_device.py
 	$(BIN)/pytest $(TWO) -m 'further and not slow and not pretend'
 

@@ -285,6 +285,7 @@ def test_load_finds_a_run_by_its_folder_and_the_newest(run, tmp_path, monkeypatc
     assert rb.load("latest") == newest
 
 
+@pytest.mark.further
 def test_load_refuses_what_is_no_run(home, sweep):
     assert refused(rb.load, "nowhere").startswith("run=nowhere: no config.yaml there; give the folder of a run")
     assert "rankbench.load_sweep reads them" in refused(rb.load, sweep)

@@ -185,6 +185,7 @@ def test_damaged_weights_of_a_finished_run_are_written_again_from_its_state(cfg,
     assert path.read_bytes() == whole
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("damage", DAMAGES_OF_WEIGHTS)
 def test_damaged_weights_of_a_run_without_a_state_are_one_line(cfg, trained, tmp_path, damage):
     run = copy_of(trained, tmp_path)

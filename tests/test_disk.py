@@ -197,6 +197,7 @@ def during_step(monkeypatch, number, happen):
     monkeypatch.setattr(Training, "update", update_and_more)
 
 
+@pytest.mark.further
 def test_a_hangup_stops_training_as_a_termination_does(tmp_path, monkeypatch, cfg, reference):
     """A closed terminal and its shell both send the signal, so it comes twice."""
     run, before = Run(tmp_path / "run"), signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored in tests under nohup

@@ -323,6 +323,7 @@ def test_all_that_a_pass_changes_is_put_back(tmp_path):
     assert watch.table("states").step.unique().tolist() == [0, 2, 4, 6]
 
 
+@pytest.mark.further
 def test_users_hooks_see_the_training_alone(tmp_path, inputs, caplog):
     """torch's own hooks, which make a weight, are called all the same: without them it would be out of date."""
     counts = Counter()
@@ -353,6 +354,7 @@ def test_users_hooks_see_the_training_alone(tmp_path, inputs, caplog):
     assert len(model.head._forward_pre_hooks) == 1
 
 
+@pytest.mark.further
 def test_a_hook_that_changes_the_states_counts_where_asked(tmp_path, inputs):
     model, _ = model_and_optimizer()
     model.encoder.layers[1].register_forward_hook(lambda module, args, output: torch.ones_like(output))
@@ -385,6 +387,7 @@ def test_a_compiled_training_is_compiled_once(tmp_path, inputs):
     assert watch.table("steps").step.tolist() == [0, 1, 2, 3]
 
 
+@pytest.mark.further
 def test_an_optimizer_that_a_library_wraps_is_counted(tmp_path, inputs):
     model, optimizer = model_and_optimizer()
     wrapped = Wrapped(Wrapped(optimizer))
@@ -434,6 +437,7 @@ def test_a_removed_folder_ends_the_watch_alone(tmp_path, inputs, caplog):
     ]
 
 
+@pytest.mark.further
 def test_another_working_folder_changes_nothing(tmp_path, inputs, monkeypatch):
     monkeypatch.chdir(tmp_path)
     model, optimizer = model_and_optimizer()
@@ -518,6 +522,7 @@ def test_a_forked_process_writes_nothing(tmp_path, inputs):
         os.waitpid(sleeper, 0)
 
 
+@pytest.mark.further
 def test_after_an_exception_the_steps_are_those_that_were_made(tmp_path, inputs):
     model, optimizer = interrupted(tmp_path / "a", inputs, 5)
     (row,) = rb.Run(tmp_path / "a").summary()["seeds"]
@@ -594,6 +599,7 @@ def test_torchscript_is_refused(tmp_path):
         rb.observe(nn.Sequential(torch.jit.script(nn.Linear(2, 2))), torch.ones(2, 2), out=tmp_path / "new")
 
 
+@pytest.mark.further
 def test_a_folder_of_something_else_is_refused(tmp_path, inputs):
     folder = tmp_path / "a"
     interrupted(folder, inputs, 2)
@@ -658,6 +664,7 @@ def test_without_layers_attention_and_weights_are_measured(tmp_path, caplog):
         assert len(watch.table("weights")) == 1
 
 
+@pytest.mark.further
 def test_a_training_that_diverges_goes_on(tmp_path, inputs, caplog):
     model, optimizer = model_and_optimizer()
     with rb.observe(model, inputs, optimizer, every=1, out=tmp_path / "a") as watch:
@@ -714,6 +721,7 @@ def test_the_batch_behind_the_probe_is_not_held(tmp_path):
     watch.close()
 
 
+@pytest.mark.further
 def test_weights_in_bfloat16_are_measured_in_float32(tmp_path, inputs):
     model, _ = model_and_optimizer()
     tables = {}

@@ -96,6 +96,7 @@ def test_presets_on_a_given_network():
     ]
 
 
+@pytest.mark.further
 def test_a_preset_runs_the_analyses_that_the_words_name():
     """Although it sets keys of the others, which bring them into the config."""
     words = ["experiment=dong_fig2_checkpoints", "claims=[]"]

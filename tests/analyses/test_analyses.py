@@ -246,6 +246,7 @@ def test_subsets_are_a_function_of_the_seed(make_subject, seen):
     assert not all(np.array_equal(*pair) for pair in zip(first, other, strict=True))
 
 
+@pytest.mark.further
 def test_the_trained_model_is_the_one_that_is_taken_apart(make_subject):
     subject, other = make_subject(), make_subject(4)
     again = dataclasses.replace(subject, networks={**subject.networks, "initialised": other.networks["initialised"]})
@@ -310,6 +311,7 @@ def test_without_skips_every_row_has_the_whole_length(make_subject, norm):
     assert (exact.num_paths == 8).all() and (exact.path_share == 1).all()
 
 
+@pytest.mark.further
 def test_how_many_sequences_are_held_at_a_time_changes_no_number(make_subject, monkeypatch):
     whole = paths.table(make_subject(), paths_options())
     monkeypatch.setattr("rankbench.analyses.paths.NUMBERS_AT_A_TIME", 1)

@@ -277,6 +277,7 @@ def test_the_relative_residual_is_exact_whatever_the_mean(network, name, tokens_
         assert wanted[0] > -1e-9 and (changes or wanted[-1] < -20)  # at first nothing beside the residual
 
 
+@pytest.mark.further
 def test_a_mean_may_be_smaller_than_float64_can_hold(network):
     """W_V W_O = 1e-16: the mean is as much smaller behind each layer, and 1e-400 behind 25."""
     model = identity_network(network, 2, layers=25, positions="none")
@@ -474,6 +475,7 @@ def largest_score(step):
 @settings(max_examples=20, deadline=None)
 @given(keys=KEYS, seed=st.integers(0, 10**6), deviation=st.sampled_from([0.1, 0.5, 2.0]), padded=st.booleans())
 # without norms, scores grow to 5e10 in three layers
+@pytest.mark.further
 @example(
     keys={
         **{"heads": 2, "tied_qk": False, "bias": False, "temperature": 0.5, "skip": False, "skip_scale": 1.0},
@@ -661,6 +663,7 @@ def test_sequences_that_collapse_are_counted_one_by_one(make_subject):
     assert 0 < rows.share_collapsed.iloc[-1] < 1
 
 
+@pytest.mark.further
 def test_two_opposite_tokens_have_a_relative_residual_of_one_at_every_depth():
     words = "model=san task=circle_arcs model.init=glorot model.bias=false model.positions=none model.layers=8"
     cfg = compose("analyze", *words.split())

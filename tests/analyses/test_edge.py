@@ -54,6 +54,7 @@ def zero(subject):
             parameter.copy_(value)
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("name", some((name for name in ANALYSES if name not in APART), 2))
 @pytest.mark.usefixtures("unpainted")
 def test_a_network_of_zeros_is_measured_and_drawn(cfg, zero, tmp_path, name):
@@ -67,6 +68,7 @@ def test_a_network_of_zeros_is_measured_and_drawn(cfg, zero, tmp_path, name):
     draw({name: [Page(table, None, "")]}, tmp_path, None, (".png",))
 
 
+@pytest.mark.further
 def test_the_sums_of_a_network_of_zeros_miss_nothing(cfg, zero):
     table = ANALYSES["spectrum"].table(zero, options_of(cfg)["spectrum"])
     assert isinstance(table, pd.DataFrame) and (table.remainder == 0).all()

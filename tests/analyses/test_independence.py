@@ -180,6 +180,7 @@ def test_absent_tokens_do_not_count(make_subject):
     assert diagonal["interference"] == pytest.approx((outputs[2] ** 2).sum() / squares, **EXACT)
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("scheme", ["frozen", "recomputed"])
 def test_interference_by_enumeration_and_by_signs(make_subject, scheme):
     subject = make_subject(layers=2)
@@ -256,6 +257,7 @@ def hessian_of_all(model, batch):
     return torch.autograd.functional.hessian(loss, flat), np.array(owner)
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     "changes",
     [
@@ -296,6 +298,7 @@ def test_a_product_with_the_hessian_is_exact_and_the_same_in_chunks(make_subject
         torch.testing.assert_close(torch.cat([got[name].flatten() for name in names]), wanted, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.further
 def test_head_rows_hold_the_norms(make_subject):
     subject = make_subject()
     table = pick(independence.table(subject, options()), of="heads")
@@ -326,6 +329,7 @@ def table_of_three_seeds(make_subject):
     return measure("independence", options(), [make_subject(seed) for seed in (3, 4, 5)])
 
 
+@pytest.mark.further
 def test_the_digest_shows_mean_sizes(table_of_three_seeds):
     table = table_of_three_seeds
     lines = independence.digest(table).splitlines()
@@ -335,6 +339,7 @@ def test_the_digest_shows_mean_sizes(table_of_three_seeds):
     assert words[2] == f"{rows.cosine.abs().mean():.3f}"
 
 
+@pytest.mark.further
 def test_the_figure_shows_the_tables_means(table_of_three_seeds):
     table = table_of_three_seeds
     figure = draw_independence(table)

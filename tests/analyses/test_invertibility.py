@@ -75,6 +75,7 @@ def test_a_contraction_shrinks_the_error_by_its_bound_at_every_step():
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.further
 def test_rows_of_fresh_layers_are_the_iteration_by_hand(make_subject, tmp_path):
     subject = make_subject(kinds=("initialised",))
     chosen = options(attentions=["l2", "dot", "contractive_l2"], coefficients=[0.5, 0.9], tokens=[3, 5])

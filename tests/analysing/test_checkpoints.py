@@ -174,6 +174,7 @@ def test_collapse_and_bounds_measure_the_residual_of_the_tokens_that_count(folde
                 assert rows[rows.bound == "recursion"].log10_bound.item() == pytest.approx(np.mean(of_all), rel=1e-5)
 
 
+@pytest.mark.further
 def test_attention_is_the_librarys_of_the_queries_that_count(folder, of_bert):
     tables, left_out = of_bert
     heads = tables["attention"]

@@ -591,6 +591,7 @@ def test_an_npy_larger_than_the_memory_is_one_line_with_its_size(tmp_path):
     assert line.startswith("rankbench analyze: out of memory (inputs=x.npy: Unable to allocate 745. GiB for an ")
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("analysis", ["residual", "attention"])
 def test_numbers_that_overflow_inside_a_module_are_one_line(analysis, tmp_path):
     layer = "torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)"
@@ -693,6 +694,7 @@ def test_what_does_not_run_is_refused(language):
         rankbench.analyze(nn.Linear(3, 3), torch.randn(2, 3), "attention")
 
 
+@pytest.mark.further
 def test_the_users_module_stays_as_it_was(language, ids):
     module = language.float().train().requires_grad_(True)
     rankbench.analyze(module, ids, "spectrum")
@@ -807,6 +809,7 @@ def test_a_file_that_was_changed_is_read_again(tmp_path, monkeypatch):
     assert names == [16, 24]
 
 
+@pytest.mark.further
 def test_a_network_that_was_checked_is_not_read_again(tmp_path, monkeypatch):
     """Reading one of 30 layers takes as long as a fifth of its spectrum."""
     monkeypatch.chdir(tmp_path)

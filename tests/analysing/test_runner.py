@@ -299,6 +299,7 @@ def test_seeds_that_took_no_time_leave_no_files(tmp_path, fresh, monkeypatch):
         analyze(config(), fresh, tmp_path / "other")
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(("change", "words"), [("code", "rankbench's source"), ("version", "rankbench's version")])
 def test_after_a_change_of_rankbench_itself_all_is_computed_again(
     tmp_path, fresh, calls, monkeypatch, caplog, change, words

@@ -116,6 +116,7 @@ def test_files_are_merged_once_for_all_jobs_that_choose_the_same(
 # --- help, version, unknown commands ---------------------------------------------------------------------------------
 
 
+@pytest.mark.further
 def test_help_and_composing_load_neither_torch_nor_too_much():
     program = """
 import sys
@@ -273,6 +274,7 @@ def test_the_usage_has_examples():
 # --- train -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.further
 def test_train_leaves_the_folder_that_the_contract_promises(trained):
     names = {path.name for path in trained.iterdir()}
     promised = {"config.yaml", "environment.json", "metrics.csv", "checkpoint.safetensors", "summary.json", "train.log"}
@@ -496,6 +498,7 @@ def test_a_sweep_of_other_configs_is_refused_as_a_whole(tmp_path):
     assert list(pd.read_csv(tmp_path / "sweep" / "sweep.csv")["model.heads"]) == [1, 2, 4]
 
 
+@pytest.mark.further
 @pytest.mark.usefixtures("undrawn_here")
 def test_a_key_that_is_fixed_first_and_varied_then_is_in_the_names_of_the_jobs(tmp_path):
     succeeds("train", "-m", *TINY, "trainer.steps=0", "model.layers=1,3", "figures=[]", "out=sweep", at=tmp_path)

@@ -192,6 +192,7 @@ def in_a_shell(home, shell, program):
     return [sorted(filter(None, line.split("|"))) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.further
 def test_in_bash(home):
     """bash gives a function the words cut at =, and inserts what follows the last one."""
     program = """

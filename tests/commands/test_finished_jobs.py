@@ -73,6 +73,7 @@ def test_the_same_command_composes_no_finished_job_and_prints_the_same_lines(fin
     assert {path: path.read_bytes() for path in before} == before
 
 
+@pytest.mark.further
 def test_a_longer_sweep_composes_the_new_job_alone_twice(at, composed):
     out = succeeds(*SWEEP[:-2], "model.heads=1,2,4,8", "out=sweep", at=at).out
     assert composed_jobs(composed) == ["8"]
@@ -153,6 +154,7 @@ def test_what_the_words_do_not_say_is_no_recipe(tmp_path):
     assert finished_jobs._yaml_files([str(tmp_path)]) is None
 
 
+@pytest.mark.further
 def test_a_changed_corpus_is_read_again(tmp_path, composed):
     (tmp_path / "text.txt").write_text("a few words of a text\nand a second line of it\n" * 40)
     words = [

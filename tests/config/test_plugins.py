@@ -125,6 +125,7 @@ def test_a_claim_of_a_plugins_paper_is_judged_beside_its_published_number(run, e
         rb.plot(tables["paths"], published="letter_count")
 
 
+@pytest.mark.further
 def test_a_law_of_a_plugin_is_judged_and_drawn(elsewhere):
     sys.path.append(str(EXAMPLE))
     words = [NAMED, "model=san", "model.layers=1", "replicas=5", "claims=[law_letters_alike]"]

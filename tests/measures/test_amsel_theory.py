@@ -215,6 +215,7 @@ def test_the_network_of_two_layers_takes_the_vote_of_its_heads():
         torch.testing.assert_close(output, first if votes > 0 else second, rtol=0, atol=1e-13)
 
 
+@pytest.mark.further
 def test_one_full_rank_hardmax_head_is_exact(table):
     errors = table[(table["quantity"] == "error") & (table.form == "full_rank")]
     assert len(errors) == 3 and (errors.value < 1e-28).all()

@@ -297,6 +297,7 @@ def short_ascents(monkeypatch):
     monkeypatch.setattr(certified_ball, "ascend_on_balls", functools.partial(ascend_on_balls, starts=2, steps=2))
 
 
+@pytest.mark.further
 @pytest.mark.usefixtures("short_ascents")
 @pytest.mark.parametrize("padded", [False, True])
 def test_the_table_has_bound_and_ascent_of_each_radius(random_network, sorting_task, padded):

@@ -72,6 +72,7 @@ def tables():
     return clear["paths"], clear["path_mass"], collapsed["paths"]
 
 
+@pytest.mark.further
 def test_the_tables_mark_what_rounding_makes(tables):
     clear, mass, collapsed = tables
     assert (clear[clear.path_length <= 1].below_floor == 0).all() and (clear.sum_below_floor == 0).all()

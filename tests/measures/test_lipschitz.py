@@ -261,6 +261,7 @@ def row_by_hand(x):
     return np.abs(row).sum()
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("tokens", [2, 3, 4, 5, 7])
 def test_the_constant_for_p_inf_against_a_global_search(tokens):
     bound = one_dimension_inf(ones(), tokens)
@@ -515,6 +516,7 @@ def test_dot_product_layers_have_no_theorem_and_contractive_ones_have_1(make_sub
     np.testing.assert_allclose(divided[(divided.quantity == "theorem") & (divided.p == math.inf)].value, 1)
 
 
+@pytest.mark.further
 def test_the_figures_show_every_quantity(make_subject, fresh_table):
     subject = make_subject(attention="l2", tied_qk=True)
     network = with_who(analysis.table(subject, options(starts=2, steps=4, record_every=2, sequences=1)), **subject.who)

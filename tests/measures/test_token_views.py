@@ -99,6 +99,7 @@ class OneLayer(torch.nn.Module):
         return torch.cat([300 * x[:, :1], x[:, 1:]], 1) if self.index else x
 
 
+@pytest.mark.further
 def test_what_a_sink_decides_is_said():
     torch.manual_seed(0)
     x = torch.randn(4, 9, 8, dtype=torch.float64)

@@ -61,6 +61,7 @@ def test_paths_add_up_with_the_weights_and_the_own_shares_frozen(random_network)
     assert frozen.by_length().remainder().min() > 1e-3  # P in its place: the paths of a network that is not this
 
 
+@pytest.mark.further
 def test_outputs_are_orthogonal_to_own_values_in_the_table(random_network):
     for exclusive in (False, True):
         model, batch = random_network(3, seed=3, exclusive=exclusive)

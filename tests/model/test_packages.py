@@ -119,6 +119,7 @@ def names_in(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
+@pytest.mark.further
 def test_a_bert_computes_what_it_computed(served, tmp_path):
     model, files = bert_file()
     served(files, BY_WORDS)
@@ -133,6 +134,7 @@ def test_a_bert_computes_what_it_computed(served, tmp_path):
     torch.testing.assert_close(read.trained(ids).logits, model(ids).logits, rtol=0, atol=1e-6)  # float32, sizes near 1
 
 
+@pytest.mark.further
 def test_a_roberta_of_fairseq_computes_what_its_layers_say(served, tmp_path):
     weights, files = fairseq_file()
     served(files, BY_LETTERS)
@@ -255,6 +257,7 @@ def test_too_small_a_disk_is_refused(served, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.further
 def test_code_in_a_pickle_is_not_run(served, tmp_path):
     class Runs:
         def __reduce__(self):
@@ -280,6 +283,7 @@ def test_an_unknown_name_is_refused(served, tmp_path):
         list(packages.fetch_networks("word", tmp_path))
 
 
+@pytest.mark.further
 def test_the_command_prints_a_line_for_each(served, tmp_path, capsys):
     served(bert_file()[1] | fairseq_file()[1], BY_WORDS, BY_LETTERS)
     data._checkpoints("all", tmp_path / "new")
@@ -295,6 +299,7 @@ def test_the_command_prints_a_line_for_each(served, tmp_path, capsys):
     ]
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("inputs", ["reactions.txt", "antibodies.txt"])
 def test_texts_that_a_network_can_read_lie_beside_it(served, tmp_path, inputs):
     served(bert_file()[1], replace(BY_WORDS, inputs=inputs))

@@ -683,6 +683,7 @@ def test_a_broken_tokenizer_is_none_and_why(tmp_path):
     assert load_checkpoint(path, 0).no_reader.startswith("JSONDecodeError: Expecting value")
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("path", ["google/no-such-model", "no-such-model"])
 def test_a_name_on_the_hub_without_a_network_is_one_line_within_seconds(path, monkeypatch):
     slept = []
@@ -694,6 +695,7 @@ def test_a_name_on_the_hub_without_a_network_is_one_line_within_seconds(path, mo
     assert "fetch config.json, model.safetensors or pytorch_model.bin" in text
 
 
+@pytest.mark.further
 def test_a_missing_folder_is_one_line(tmp_path):
     assert message(load_checkpoint, str(tmp_path / "none"), 0).startswith(f"{tmp_path / 'none'}: no such folder; fetch")
 

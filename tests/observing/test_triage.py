@@ -96,6 +96,7 @@ def test_a_training_ends_at_a_sign_if_it_is_asked_to(tmp_path, caplog):
     assert watched(tmp_path / "other", stop=["floor"])[0] == 12
 
 
+@pytest.mark.further
 def test_a_continued_watch_remembers_its_looks(tmp_path):
     watched(tmp_path / "watched")
     model = Halving()

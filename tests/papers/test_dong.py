@@ -435,6 +435,7 @@ def tables_of(fresh_subject, names, options, **changes):
 EVERYTHING = {"variants": ["full", "no_mlp", "no_skip", "attention_only", "attention_only_no_norm"], "sequences": 4}
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     ("changes", "silent"),
     [

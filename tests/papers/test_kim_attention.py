@@ -213,6 +213,7 @@ def test_what_rounding_hides_of_an_error_is_an_upper_bound():
     assert verdict("kim_fig3_l2_inverted", inverted("l2", first=1e-11))["reason"] == "rounding hides the number"
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("kind", ["l2", pytest.param("dot", marks=pytest.mark.slow)])
 def test_rounding_leaves_far_less_of_an_error_than_is_taken_for_rounding(kind):
     """Where the iteration has converged what is left is rounding alone: at most a quarter of LEFT_BY_ROUNDING."""

@@ -319,6 +319,7 @@ def sweep(fresh_subject, analysis, key, values, **changes):
     return pd.concat(parts, ignore_index=True)
 
 
+@pytest.mark.further
 def test_skips_between_networks_that_collapse_far_below_rounding(fresh_subject):
     """A lambda of 0 and one of 1e-6 both leave less than rounding: in residual coordinates they are told apart."""
     table = sweep(fresh_subject, "collapse", SKIP, (0.0, 1e-6, 8.0), norm_affine=False)

@@ -103,6 +103,7 @@ def test_of_one_and_of_two_keys_the_lines_are_the_key_with_most_numbers():
         assert set(page.rows.variant) == {f"{keys[-1]}={value}" for value in KEYS[keys[-1]]}
 
 
+@pytest.mark.further
 def test_beyond_24_panels_a_page_for_each_value_of_a_key():
     keys = KEYS | {"model.heads": ["1", "2", "4", "8"]}
     table = residual_table(keys, ("full", "no_skip"))
@@ -241,6 +242,7 @@ def test_runs_without_a_key_have_a_panel_and_many_panels_have_pages(tmp_path, dr
     assert sum(len(given[0]) for given in drawn) == 240 and all(given[3] == "g" for given in drawn)
 
 
+@pytest.mark.further
 def test_pages_lose_no_row():
     keys = {key: values for key, values in KEYS.items()} | {"a": ["1", "2", "3"], "b": ["x", "y"]}
     table = final_numbers(keys)

@@ -81,6 +81,7 @@ def lines(axes):
     return {line.get_label(): line for line in axes.get_lines()}
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("name", TABLES)
 def test_the_csv_on_disk_gives_the_figure_of_the_table_in_memory_byte_for_byte(tmp_path, name):
     table = TABLES[name](seeds=(0, 1))
@@ -97,6 +98,7 @@ def test_the_csv_on_disk_gives_the_figure_of_the_table_in_memory_byte_for_byte(t
     assert first[0].read_bytes().startswith(b"\x89PNG") and first[1].read_bytes().startswith(b"%PDF")
 
 
+@pytest.mark.further
 def test_figures_do_not_depend_on_the_settings_of_the_caller(tmp_path):
     def png():
         return plots.save(drawn("paths", paths_table(seeds=(0, 1))), tmp_path / "one")[0].read_bytes()
@@ -344,6 +346,7 @@ def test_one_seed_has_no_spread_and_no_warning(tmp_path, name):
     assert png.stat().st_size > 5000  # warnings are errors
 
 
+@pytest.mark.further
 def test_a_residual_of_zero_and_a_missing_one_are_drawn_without_warning(tmp_path):
     table = residual_table(seeds=(0, 1), kinds=("trained",), decay=0.0)
     assert (table.relative_residual == 0).any()
@@ -433,6 +436,7 @@ def test_each_network_of_a_spectrum_shows_the_first_kind_that_it_has():
     assert shade[:, 1].min() == 1 and shade[:, 1].max() == 3 and axes[7].get_xlabel() == "layer"
 
 
+@pytest.mark.further
 def test_many_networks_of_a_spectrum_are_lines_by_share_of_their_depth():
     parts = []
     for depth in range(2, 9):  # seven networks

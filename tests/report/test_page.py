@@ -128,6 +128,7 @@ def test_summary_is_what_numpy_and_scipy_say(reported):
     assert set(summary.num_seeds) == {3}  # runs that failed, diverged or were interrupted do not count
 
 
+@pytest.mark.further
 def test_jobs_are_told_by_status(reported, page):
     said = (reported / "said.txt").read_text().splitlines()
     assert said[0].startswith("9 jobs, 6 finished") and {"7: failed", "8: diverged", "9: interrupted"} <= set(said)
@@ -391,6 +392,7 @@ def test_a_caption_says_what_the_spread_is():
     assert set(OTHERWISE) | set(OF_ONE_SEED) | set(GEOMETRIC) <= {"metrics", *ANALYSES}
 
 
+@pytest.mark.further
 @pytest.mark.skipif(PROGRAM is None, reason="chromium is not installed")
 def test_a_browser_sorts_a_table_and_paints_the_page(reported):
     from PIL import Image

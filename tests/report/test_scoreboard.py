@@ -551,6 +551,7 @@ def test_the_scoreboard_counts_by_paper_and_has_an_address_for_each_claim_and_pr
     assert "Accuracy by path length" in page and "To repeat it: <code>rankbench train" in page
 
 
+@pytest.mark.further
 @pytest.mark.skipif(PROGRAM is None, reason="chromium is not installed")
 def test_a_browser_filters_the_claims_and_opens_what_an_address_names(pages):
     script = """(() => {

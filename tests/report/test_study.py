@@ -73,6 +73,7 @@ def test_a_study_is_one_value_of_each_run_and_seed_as_figure_and_table(home):
     assert "effective rank (residual) by model.layers" in page and "layer=last, sublayer=last" in page
 
 
+@pytest.mark.further
 def test_the_rank_correlation_is_the_mean_of_the_seeds_on_the_scale_of_fisher(home):
     (row,) = pd.read_csv(home / "report" / "correlations.csv").to_dict("records")
     assert (row["num_seeds"], row["num_configurations"]) == (3, 4)
@@ -141,6 +142,7 @@ def test_a_condition_on_numbers_compares_numbers_and_first_is_of_each_run():
     assert list(values_of(rows, "t.y", "step=20.0", []).y) == [2.0]
 
 
+@pytest.mark.further
 def test_rows_that_nobody_chose_are_trained_last_and_said(home, tmp_path, undrawn_here):
     runs = find_runs(str(home / "runs"))
     chosen = StudyKeys(None, None, None, ["residual.effective_rank", "test_accuracy"], None)

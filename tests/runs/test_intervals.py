@@ -100,6 +100,7 @@ def test_so_many_seeds_decide_in_four_experiments_of_five(values, line, side):
     assert share_decided(generator, count - 1, line, side, mean, spread) < POWER + 0.02
 
 
+@pytest.mark.further
 def test_so_many_runs_decide_on_a_rate():
     count = int(num_to_decide([1.0] * 8 + [0.0] * 2, 0.5, +1, "rate"))
 

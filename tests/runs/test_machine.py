@@ -129,6 +129,7 @@ def runs(tmp_path_factory):
     return run_of
 
 
+@pytest.mark.further
 def test_precisions_agree_as_far_as_their_digits_go(runs):
     exact = losses(runs["fp64"])
     assert exact[1] < 0.9 * exact[0]  # 40 steps take the loss from 1.48 to 0.91 nats

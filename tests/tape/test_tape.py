@@ -931,6 +931,7 @@ FAMILIES = ["BertModel", "T5EncoderModel", "DistilBertModel", "AlbertModel", "De
 FAMILIES += ["BloomModel", "LlamaModel", "MistralModel", "Gemma2Model", "ViTModel", "CLIPTextModel", "XLNetModel"]
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("family", FAMILIES)
 def test_public_families(family):
     """Fused and eager, of padded texts: the sums are complete, and P is the library's own."""

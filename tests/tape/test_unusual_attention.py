@@ -307,6 +307,7 @@ def test_heads_that_are_summed_with_their_keys_are_heads(name):
     assert_same_sums(tape, same)
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("swapped", [False, True])
 def test_vectors_of_weights_are_rows(swapped):
     """One product for each sequence, head and query, each a call with a head of its own."""

@@ -744,6 +744,7 @@ def test_the_figure_draws_what_the_table_says():
         assert levels == {label: printed} and alone.get_ylim()[0] < printed
 
 
+@pytest.mark.further
 def test_analyses_without_a_figure_leave_none(tmp_path):
     cfg = config("trainer.steps=2", "analysis=[curves,samples]", "analysis.samples.number=2")
     run = Run(tmp_path / "run")

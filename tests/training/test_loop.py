@@ -522,6 +522,7 @@ def test_muon_with_a_cap_side_by_side_alone_and_interrupted(tmp_path, monkeypatc
     assert_same_run(run, together)
 
 
+@pytest.mark.further
 def test_shared_layers_are_saved_once_and_go_on(tmp_path, monkeypatch):
     """A run that is stopped and continued, and the network that analyses load, have the weights of one layer."""
     words = ["model.shared_layers=true", "model.layers=3", "replicas=2"]
@@ -562,6 +563,7 @@ def test_a_signal_stops_a_run_and_the_same_call_continues_it(tmp_path, monkeypat
     assert_same_run(run, reference)
 
 
+@pytest.mark.further
 @ONCE
 def test_the_warning_of_a_cluster_reaches_the_launcher_after_the_checkpoint(tmp_path, monkeypatch, uninterrupted):
     cfg, reference = uninterrupted
@@ -755,6 +757,7 @@ def test_epochs_are_lengthened_too(tmp_path):
 
 
 # at the first checkpoint of the longer run, before it, and at its end
+@pytest.mark.further
 @pytest.mark.parametrize("step", some([21, 19, 23], 3))
 def test_a_lengthened_run_can_be_stopped(tmp_path, monkeypatch, long, short, step):
     cfg, reference = long
@@ -795,6 +798,7 @@ def test_a_lengthened_run_killed_before_its_first_step_loses_nothing(tmp_path, m
         assert_same_run(again, short)
 
 
+@pytest.mark.further
 def test_tables_of_other_weights_leave_a_lengthened_run(tmp_path, undrawn_here):
     words = ["analysis=[paths]", "claims=[paths_sum_to_output]"]
     run = trained(tmp_path / "run", *words)
@@ -883,6 +887,7 @@ def spoil_at(monkeypatch, step, spoilt):
     monkeypatch.setattr(Training, "update", spoil_and_update)
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("step", [13, 16], ids=["between evaluations", "at an evaluation"])
 def test_a_seed_diverges_at_the_step_where_its_loss_does(tmp_path, monkeypatch, caplog, step):
     healthy = trained(tmp_path / "healthy", "replicas=3")
@@ -914,6 +919,7 @@ def test_a_run_whose_seeds_all_diverge_is_diverged(tmp_path, monkeypatch):
     assert train(config("replicas=2"), run) == run.summary()
 
 
+@pytest.mark.further
 def test_a_seed_that_reaches_the_target_stops_there_and_the_others_go_on(tmp_path):
     overrides = ["replicas=3", "precision=fp64", "trainer.steps=40"]
     free = trained(tmp_path / "free", *overrides)
