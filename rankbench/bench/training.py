@@ -26,7 +26,6 @@ from rankbench.runs.machine import Machine
 from rankbench.seeds import generator_for
 from rankbench.tasks import Task, build_task
 from rankbench.training.compiling import fastest_step
-from rankbench.training.optimizers import Adam, AdamW, Sgd
 from rankbench.training.seeds_side_by_side import Training
 
 SMALL = 30  # batch size that is timed in addition to the config's
@@ -40,7 +39,7 @@ TORCH_ENCODER_HAS |= {"embedding_norm": [False], "head_width": [None], "value_wi
 TORCH_ENCODER_HAS |= {"latent_width": [None], "head_reduction": ["sum"], "dropout": [0.0]}
 TORCH_ENCODER_HAS |= {"read_in": ["linear"], "read_out": ["linear"]}
 
-RULES = {"adam": Adam, "adamw": AdamW, "sgd": Sgd}  # torch's update rules, for its loop
+RULES = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
 
 
 def check_twin(model: ModelConfig, optimizer: OptimizerConfig) -> None:

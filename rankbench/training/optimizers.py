@@ -94,13 +94,13 @@ class _InOneCall(_Uncompiled, torch.optim.Optimizer):
 
 
 class Adam(_InOneCall, torch.optim.Adam):
-    """torch's Adam."""
+    """torch's Adam, a step in one call."""
 
     kernel, first_step = torch._fused_adam_, inspect.unwrap(torch.optim.Adam.step)
 
 
 class AdamW(_InOneCall, torch.optim.AdamW):
-    """torch's AdamW."""
+    """torch's AdamW, a step in one call."""
 
     kernel, first_step = torch._fused_adamw_, inspect.unwrap(torch.optim.AdamW.step)
 
