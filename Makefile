@@ -6,7 +6,7 @@ TWO := -n 2 --dist worksteal
 STAMP := .venv/.setup-stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo laptop paper card test test-further test-slow test-gpu test-extras test-slurm test-lowest campaigns lint types format smoke docs site wheel clean
+.PHONY: help setup demo laptop paper card bench test test-further test-slow test-gpu test-extras test-slurm test-lowest campaigns lint types format smoke docs site wheel clean
 
 # One thread a process: two pytest workers with spinning thread pools slow each other down many times over.
 test test-further test-slow test-extras test-slurm campaigns smoke wheel: export OMP_NUM_THREADS = 1
@@ -34,6 +34,10 @@ laptop paper: setup ## run every preset at this budget, most claims an hour firs
 	-$(BIN)/rankbench data
 	-$(BIN)/python -m rankbench.commands.queue $@
 	$(BIN)/rankbench report experiment=all pages=docs/results
+
+bench card: export PYTHONPATH = $(CURDIR)/tests:$(CURDIR)
+bench: setup ## time rankbench against the alternatives; BENCH="NAMES WORDS", see docs/BENCHMARKS.md
+	$(BIN)/python -m benchmarks $(BENCH)
 
 MINUTES ?= 13
 card: setup ## on a machine with a GPU: its tests, the benchmarks' record and what fits of the presets, in MINUTES

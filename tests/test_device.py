@@ -13,13 +13,14 @@ import pandas as pd
 import pytest
 import test_combinations as combinations
 import torch
+from benchmarks import bench, card, check
+from benchmarks.config import config_of
 from pretend_device import Counts, pretending, registered
 
 import rankbench.model.attention
 from rankbench.analyses import ANALYSES
 from rankbench.analysing.runner import check_analyses, options_of
 from rankbench.analysing.subjects import fresh_subjects, subjects_of_run
-from rankbench.bench import bench, card
 from rankbench.commands.compose import compose
 from rankbench.config.keys import ConfigError
 from rankbench.model.linear import largest_pair
@@ -478,11 +479,12 @@ def test_the_largest_singular_value_there_is_the_decompositions(device):
 @pytest.mark.slow
 def test_the_benchmarks_complete_there(device, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(card, "LARGE", 64)
-    words = ["budget=smoke", "device=cuda", "sequences=8", "trainer.batch_size=10", f"out={tmp_path}"]
+    names = ["paths", "training", "attention", "card"]
     with device():
-        cfg = compose("bench", *words, "bench=[paths,training,attention,card]")
-        bench(cfg, Machine.prepare(cfg), tmp_path)
-    for name in cfg.bench:
+        cfg = config_of([*TINY, "repeats=2", "sequences=8", "device=cuda", f"out={tmp_path}"])
+        check(names, cfg)
+        bench(names, cfg, Machine.prepare(cfg))
+    for name in names:
         table = pd.read_csv(tmp_path / f"bench_{name}.csv")
         seconds = [column for column in table if column.startswith("seconds_")]
         assert len(table) and (table[seconds].stack().dropna() > 0).all()

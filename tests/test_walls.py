@@ -20,7 +20,7 @@ PACKAGE = Path(rankbench.__file__).parent
 FLOORS = [
     {"__main__", "api"},
     {"commands"},
-    {"bench", "report", "observing"},
+    {"report", "observing"},
     {"analysing", "training", "papers"},
     {"analyses"},
     {"judging", "plots"},

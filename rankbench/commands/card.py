@@ -1,8 +1,8 @@
 """`make card MINUTES=13`: what is worth a GPU's time, within the minutes for which there is one.
 
-    python -m rankbench.commands.card 13                the plan, then tests, benchmarks and runs; it continues
-    python -m rankbench.commands.card 13 plan           the plan alone
-    python -m rankbench.commands.card 13 kim_fig4_charlm garg_head_rank       of the presets these alone
+    make card MINUTES=13                                the plan, then tests, benchmarks and runs; it continues
+    make card MINUTES=13 PRESETS=plan                   the plan alone
+    make card MINUTES=13 PRESETS="kim_fig4_charlm garg_head_rank"       of the presets these alone
 
 First the tests that need a GPU, then the record of the benchmarks, one after the other. Then, side by side and at the
 papers' scale, the trained presets that take a core of a CPU more than LONG: those that decide most claims a minute
@@ -41,9 +41,9 @@ LM += " precision=bf16 trainer.batch_size=64 trainer.steps=12 replicas=3"
 BENCH = "device=cuda repeats=3 record=docs"
 FIRST = {  # minutes, on an H100 with 16 processors
     "tests": (f"pytest -v --tb=short -m gpu -p no:benchmark -n {max(1, processors() - 2)}", 1.7),
-    "bench": (f"rankbench bench bench=[card] replicas=50 trainer.compile=true {BENCH}", 2.2),
-    "bench of a language model": (f"rankbench bench bench=[card] {LM} trainer.compile=true {BENCH}", 1.7),
-    "bench of analyses": (f"rankbench bench bench=[paths,metrics] {BENCH}", 0.4),
+    "bench": (f"benchmarks card replicas=50 trainer.compile=true {BENCH}", 2.2),
+    "bench of a language model": (f"benchmarks card {LM} trainer.compile=true {BENCH}", 1.7),
+    "bench of analyses": (f"benchmarks paths metrics {BENCH}", 0.4),
 }
 LONG = 30  # minutes of a core
 AT_ONCE = max(1, processors() // 2)  # processes

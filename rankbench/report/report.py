@@ -69,7 +69,7 @@ def _with_chosen(keys: list[str], chosen: StudyKeys, jobs: list[Path]) -> list[s
 
 def gather_sweep(folder: Path, varied: list[str]) -> list[str]:
     """Write the report of a finished sweep into its folder. varied: the keys that the sweep varied."""
-    jobs = [job for job in runs_in(folder) if job != folder and not {"bench", "runs"} & config_of(job).keys()]
+    jobs = [job for job in runs_in(folder) if job != folder and "runs" not in config_of(job)]
     known = {key for job in jobs for key in flattened(config_of(job))} | set(RUN_COLUMNS)
     # a sweep over presets, groups or runs varies more keys than it names
     is_named = set(varied) <= (known | set(SILENT)) - {"run"}

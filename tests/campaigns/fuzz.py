@@ -27,7 +27,7 @@ MEMORY = 12 << 30  # bytes of address space of this process
 LARGE = 1000  # a command may take longer than SECONDS if one of its numbers is larger than this
 SIZES = ["model.layers=1", "model.heads=2", "model.width=6", "replicas=1"]
 TRAINING = ["trainer.steps=2", "trainer.batch_size=4", "trainer.eval_every=1"]
-COMMANDS = {"train": 6, "analyze": 4, "report": 1, "bench": 1}  # with how often each is tried
+COMMANDS = {"train": 6, "analyze": 4, "report": 1}  # with how often each is tried
 PATHS = ("run", "runs", "out", "inputs", "module", "checkpoint", "pages", "task.path", "task.test_path")
 ABSURD = [
     *("nan", "inf", "-inf", "1e400", "-1", "0", "-0.0", "1e-320", "2147483648", "9223372036854775808", "1" + "0" * 30),
@@ -77,14 +77,11 @@ def command(numbers: random.Random) -> list[str]:
     """A random command line: a small one that runs, with one to three words that may be anything."""
     verb = numbers.choices(list(COMMANDS), list(COMMANDS.values()))[0]
     keys, words = entries(SCHEMAS[verb]), []
-    if verb in ("train", "analyze", "bench"):
+    if verb in ("train", "analyze"):
         task = numbers.choice(list(TASKS))
         words = [f"task={task}", *TASK_WORDS[task], *SIZES, *(TRAINING if verb != "analyze" else [])]
         keys += entries(TASKS[task], "task.")
         chosen = numbers.sample(list(ANALYSES), numbers.choice([0, 0, 1, 2] if verb == "train" else [1, 2]))
-        if verb == "bench":
-            chosen = []
-            words += [f"bench=[{numbers.choice(['paths', 'training'])}]", "repeats=1", "sequences=2"]
         words.append(f"analysis=[{','.join(chosen)}]")
         words += [f"analysis.{name}.{word}" for name in chosen for word in SMALL_OPTIONS.get(name, [])]
         for name in chosen:
@@ -162,7 +159,7 @@ def judged(typed: list[str], result: typing.Any, written: set[str]) -> str | Non
 
 
 CAMPAIGN = Campaign(
-    about="Random overrides from the real keys of train, analyze, report and bench, on small sizes: values within a "
+    about="Random overrides from the real keys of train, analyze and report, on small sizes: values within a "
     "key's range, at and beyond its ends, and absurd ones; wrong choices, unknown keys, interpolations, sweeps.",
     wrong="a traceback, a refusal of more than one line or 1,000 characters, a file of a refused command, an executed "
     "value, or 100 seconds of the processor without a large number among the values "

@@ -85,7 +85,6 @@ def test_values_of_an_enumerated_key(command, key, choices):
         ["train", "+experiment=dong_fig4_sorting_code"],  # begins with another preset
         ["train", "experiment=demo", "analysis=[spectrum,laws]", "task=char_lm"],
         ["analyze", "analysis=pruning"],
-        ["bench"],
         ["report"],
     ],
 )

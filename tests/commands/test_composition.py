@@ -28,7 +28,6 @@ LINES = [
     "analyze run=latest seeds=[0,1] analysis=[residual] budget=smoke",
     "report runs=a report.value=[test_loss] report.where='a=1,b=2'",
     "plot table=a.csv",
-    "bench bench=[startup] budget=smoke",
     "data corpus=ptb",
 ]
 

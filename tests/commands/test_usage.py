@@ -84,7 +84,7 @@ def test_a_key_is_explained(monkeypatch):
     assert (
         norm.startswith("model.norm: Place of the norm. pre: ") and "\nallowed: none, pre, post, peri, ngpt\n" in norm
     )
-    assert "value: post\n" in norm and "commands: train, analyze, bench" in norm
+    assert "value: post\n" in norm and "commands: train, analyze" in norm
     assert "dong_fig2_residual" in norm and "task=sorting" in length
     for words, said in (
         (["norm"], "did you mean model.norm?"),

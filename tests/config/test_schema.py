@@ -12,7 +12,6 @@ import pytest
 from omegaconf import OmegaConf
 
 from rankbench.analyses import ANALYSES
-from rankbench.bench import BENCHMARKS
 from rankbench.commands import compose
 from rankbench.commands.compose import resolve
 from rankbench.commands.composition import register
@@ -22,7 +21,6 @@ from rankbench.config.keys import ConfigError, as_typed, closest, entries, typed
 from rankbench.config.schema import (
     KEYS,
     SCHEMAS,
-    BenchConfig,
     ModelConfig,
     OptimizerConfig,
     TrainerConfig,
@@ -33,12 +31,12 @@ from rankbench.tasks.corpora import CORPORA
 
 CHOICES = {name: key.choices for name, key in KEYS.items() if key.choices}
 RANGES = {name: (key.at_least, key.at_most) for name, key in KEYS.items() if key.at_least is not None}
-# The command that has the key, where bench has it not
+# The command that has the key, where train has it not
 HOLDERS = {
     entry.name: command
     for command in ("report", "data", "analyze")
     for entry in entries(SCHEMAS[command])
-    if entry.name not in {of_bench.name for of_bench in entries(BenchConfig)}
+    if entry.name not in {of_train.name for of_train in entries(SCHEMAS["train"])}
 }
 
 
@@ -52,8 +50,7 @@ def composed(*overrides, command="train"):
 
 @pytest.fixture(scope="module")
 def default():
-    """bench has all the keys of train, and some of its own."""
-    return resolve(composed(command="bench"))
+    return resolve(composed())
 
 
 @pytest.fixture
@@ -157,7 +154,7 @@ def test_the_ends_of_a_range_pass(cfg, key):
 
 
 def test_what_a_key_names_is_what_the_code_has():
-    assert KEYS["bench"].choices == tuple(BENCHMARKS) and KEYS["corpus"].choices == tuple(CORPORA)
+    assert KEYS["corpus"].choices == tuple(CORPORA)
 
 
 def test_every_number_of_the_config_has_a_range(cfg):
@@ -182,7 +179,7 @@ COMBINATIONS = [
     ({"model.mlp_ratio": 0.01, "model.width": 40}, ["model.mlp_ratio=0.01", "model.width=40", "0.025"]),
     ({"model.query_gains": [2.0], "model.tied_qk": True}, ["model.query_gains=[2.0]", "model.tied_qk=false"]),
     ({"model.query_gains": [2.0], "model.weight_norm": "sigma"}, ["model.query_gains=[2.0]", "model.weight_norm=none"]),
-    ({"trainer.epochs": 2.0}, ["trainer.steps=20", "trainer.epochs=2.0", "exactly one", "null"]),
+    ({"trainer.epochs": 2.0}, ["trainer.steps=1000", "trainer.epochs=2.0", "exactly one", "null"]),
     ({"trainer.steps": None}, ["trainer.steps=", "trainer.epochs=", "exactly one"]),
     ({"optimizer.schedule": "multistep"}, ["optimizer.milestones=[]", "optimizer.schedule=multistep", "[1000,2000]"]),
 ]
@@ -381,10 +378,8 @@ def test_budgets_shrink_the_shipped_default(budget, steps, every):
 
 
 def test_without_hydra_the_values_are_those_of_the_command_line():
-    cfg, bench = resolve(composed("budget=paper")), resolve(composed("budget=paper", command="bench"))
+    cfg = resolve(composed("budget=paper"))
     assert (cfg.model, cfg.optimizer, cfg.trainer) == (ModelConfig(), OptimizerConfig(), TrainerConfig())
-    values = vars(BenchConfig(out="", model=cfg.model, task={}, optimizer=cfg.optimizer))
-    assert {name: values[name] for name in ("bench", "repeats", "sequences", "record")}.items() <= vars(bench).items()
     assert ModelConfig(layers=12) == resolve(composed("model.layers=12")).model
     assert ModelConfig(mlp=False) == resolve(composed("model.mlp=false")).model
     OptimizerConfig().milestones.append(1)

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from torch.func import functional_call, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rankbench.bench import attention as attention_benchmark
 from rankbench.commands.compose import compose
 from rankbench.config.keys import ConfigError
 from rankbench.measures.frozen_network import FrozenNetwork, sums_by_length
@@ -31,7 +30,6 @@ from rankbench.model.contraction import inverse_phi, l2_bound_inf
 from rankbench.model.network import run
 from rankbench.model.transformer import Transformer
 from rankbench.model.weightings import ATTENTIONS, COSINE_EPSILON
-from rankbench.runs.machine import Machine
 
 # Float64 against another float64 route: a few hundred terms of order 1 to 10, eps = 2.2e-16.
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
@@ -663,26 +661,3 @@ def test_doubled_columns_have_as_many_parameters_as_free_keys(network):
         for keys in ({"attention": "l2"}, {**TIED, "head_width": 8, "value_width": 4})
     ]
     assert sizes == [4 * 8**2] * 2
-
-
-# --- the benchmark ----------------------------------------------------------------------------------------------------
-
-
-def test_the_benchmark_has_a_row_for_each_attention_and_length(monkeypatch):
-    monkeypatch.setattr(attention_benchmark, "NUM_TOKENS", (4, FUSED_FROM_TOKENS + 4))
-    monkeypatch.setattr(attention_benchmark, "CHARACTER_MODEL", {"width": 16, "heads": 2, "mask": "causal"})
-    cfg = compose("bench", "bench=[attention]", "budget=smoke", "device=cpu")
-    table = attention_benchmark.table(cfg, Machine.prepare(cfg))
-    assert list(table.index) == [
-        (kind, n) for n in (4, FUSED_FROM_TOKENS + 4) for kind in attention_benchmark.ATTENTIONS
-    ]
-    assert (table.loc["dot", "ratio_step_to_dot"] == 1).all() and (table.loc["dot", "ratio_memory_to_dot"] == 1).all()
-    for column in ("step_to_dot", "explicit_to_step", "memory_to_dot"):
-        low, middle, high = (table[f"ratio_{column}{end}"] for end in ("_min", "", "_max"))
-        assert (low > 0).all() and (low <= middle).all() and (middle <= high).all()
-    # of short rows both are the same step; of long ones only the explicit one keeps the weights, 11 sequences x 2 heads
-    short, long = (table.xs(n, level="num_tokens") for n in (4, FUSED_FROM_TOKENS + 4))
-    assert (short.megabytes_step == short.megabytes_explicit).all()
-    weights = 11 * 2 * (FUSED_FROM_TOKENS + 4) ** 2 * 4 / 1e6
-    assert (long.megabytes_explicit - long.megabytes_step > 0.5 * weights).all()
-    assert not table.isna().all().any()

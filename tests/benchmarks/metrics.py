@@ -8,8 +8,8 @@ from functools import partial
 import pandas as pd
 import torch
 
-from rankbench.bench.timing import medians, paired, spread
-from rankbench.config.schema import BenchConfig
+from benchmarks.config import BenchConfig
+from benchmarks.timing import medians, paired, spread
 from rankbench.measures.states import state_metrics
 from rankbench.runs.machine import Machine
 from rankbench.seeds import generator_for

@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 import torch
 
-from rankbench.bench.timing import medians, paired, spread
-from rankbench.bench.training import SMALL, operations_of_products, train_steps
+from benchmarks.config import BenchConfig
+from benchmarks.timing import medians, paired, spread
+from benchmarks.training import SMALL, operations_of_products, train_steps
 from rankbench.config.keys import ConfigError
-from rankbench.config.schema import BenchConfig
 from rankbench.runs.machine import Machine
 from rankbench.tasks import Corpus, build_task
 from rankbench.training.graph import ungraphed
@@ -23,10 +23,8 @@ LARGE = 8192  # rows and columns of matrices whose product runs at the GPU's hig
 
 def check(cfg: BenchConfig) -> None:
     """Raise ConfigError without a GPU, and for a model or an update rule whose steps are not counted or recorded."""
-    machine = Machine.prepare(cfg)
-    reason = "model.kind=lstm" if cfg.model.kind == "lstm" else ungraphed(cfg, machine)
-    if reason is not None:
-        raise ConfigError(f"bench=[card]: it does not cover {reason}; change that, or leave card out of bench")
+    if (reason := ungraphed(cfg, Machine.prepare(cfg))) is not None:
+        raise ConfigError(f"card: it does not cover {reason}; change that, or leave card out")
 
 
 def table(cfg: BenchConfig, machine: Machine) -> pd.DataFrame:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-from rankbench.bench.timing import RATIOS, Ratio, digits
+from benchmarks.figure import draw_benchmarks
+from benchmarks.timing import RATIOS, Ratio, digits
 from rankbench.plots import save
-from rankbench.plots.benchmarks import draw_benchmarks
 from rankbench.runs.files import read_text, write_text
 from rankbench.runs.machine import Machine, git_state
 from rankbench.runs.tables import markdown, read_table, write_table
@@ -19,10 +19,9 @@ from rankbench.runs.tables import markdown, read_table, write_table
 COLUMNS = ["date", "commit", "device", "machine", "torch", "repeats", "benchmark", *Ratio._fields]
 INTRODUCTION = """# Benchmarks
 
-    rankbench bench                                   # paths, training, startup
-    rankbench bench bench=[training] device=cuda      # one of them, on a GPU
-    rankbench bench budget=smoke                      # does it run?
-    rankbench bench record=docs                       # writes this page
+    make bench                                        # paths, training, startup
+    make bench BENCH="training device=cuda"           # one of them, on a GPU, with words of `rankbench train`
+    make bench BENCH="record=docs"                    # writes this page
 
 Alternatives take turns (A B A B ...) after one warm-up each. A ratio is taken within a repetition; the tables give its
 median [smallest, largest]. `outputs/bench/<stamp>/bench_<name>.csv` has the ratios and the seconds, `environment.json`

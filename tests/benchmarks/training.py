@@ -15,10 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rankbench.bench.timing import medians, paired, spread
+from benchmarks.config import BenchConfig
+from benchmarks.timing import medians, paired, spread
 from rankbench.config.keys import ConfigError
 from rankbench.config.model import ModelConfig
-from rankbench.config.schema import BenchConfig, OptimizerConfig, TrainConfig
+from rankbench.config.schema import OptimizerConfig, TrainConfig
 from rankbench.model.activations import ACTIVATIONS
 from rankbench.model.norm import NORM_EPSILON
 from rankbench.model.transformer import Transformer
@@ -46,14 +47,14 @@ def check_twin(model: ModelConfig, optimizer: OptimizerConfig) -> None:
     """Raise ConfigError for a model or an update rule that torch's own loop does not have."""
     if optimizer.name not in RULES:
         raise ConfigError(
-            f"optimizer.name={optimizer.name}: torch's own loop, which bench=training is measured against, "
-            f"takes only {', '.join(RULES)}; set one of these, or leave training out of bench"
+            f"optimizer.name={optimizer.name}: torch's own loop, which training is measured against, "
+            f"takes only {', '.join(RULES)}; set one of these, or leave training out"
         )
     for key, allowed in TORCH_ENCODER_HAS.items():
         if (value := getattr(model, key)) not in allowed:
             raise ConfigError(
-                f"model.{key}={value}: torch.nn.TransformerEncoder, which bench=training is measured against, has "
-                f"only {' and '.join(map(str, allowed))}; set that, or leave training out of bench"
+                f"model.{key}={value}: torch.nn.TransformerEncoder, which training is measured against, has "
+                f"only {' and '.join(map(str, allowed))}; set that, or leave training out"
             )
 
 
@@ -93,7 +94,7 @@ def operations_of_products(training: Training, num_sequences: int, num_tokens: i
     """Floating-point operations in the matrix products of one seed's step: those of the linear maps and of attention,
     forward and, twice as many, backward."""
     model = training.model
-    assert isinstance(model, Transformer)  # see check_benchmarks
+    assert isinstance(model, Transformer)  # see benchmarks.config
     weights = sum(module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear))
     attention = sum(2 * num_tokens * part.heads * part.head_width for part in model.attentions)
     return 6 * num_sequences * num_tokens * (weights + attention)

@@ -8,8 +8,8 @@ from functools import partial
 
 import pandas as pd
 
-from rankbench.bench.timing import medians, paired, spread
-from rankbench.config.schema import BenchConfig
+from benchmarks.config import BenchConfig
+from benchmarks.timing import medians, paired, spread
 from rankbench.runs.machine import Machine
 
 TRAIN = ("-m", "rankbench", "train")

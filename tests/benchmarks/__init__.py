@@ -1,4 +1,4 @@
-"""Speed, side by side with the alternatives, in one run: `rankbench bench`.
+"""Speed, side by side with the alternatives, in one run: `make bench`.
 
 A benchmark is a module with a function `table(cfg, machine)`. Its table is indexed by the cases that it measures. It
 holds seconds and, in columns that begin with `ratio_`, the median of the paired ratios; columns that end in `_min` and
@@ -6,15 +6,15 @@ holds seconds and, in columns that begin with `ratio_`, the median of the paired
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import pandas as pd
 
-from rankbench.bench import attention, card, depth, lipschitz, metrics, paths, record, startup, training
-from rankbench.bench.timing import lines_of, ratios_of
-from rankbench.config.keys import ConfigError
-from rankbench.config.schema import BenchConfig
+from benchmarks import attention, card, depth, lipschitz, metrics, paths, record, startup, training
+from benchmarks.config import BenchConfig
+from benchmarks.timing import lines_of, ratios_of
+from rankbench.config.keys import check_known
 from rankbench.runs.machine import Machine
 from rankbench.runs.tables import write_table
 
@@ -28,23 +28,23 @@ BENCHMARKS: dict[str, Callable[[BenchConfig, Machine], pd.DataFrame]] = {
     "metrics": metrics.table,
     "card": card.table,
 }
+DEFAULTS = ("paths", "training", "startup")
 
 
-def check_benchmarks(cfg: BenchConfig) -> None:
-    """Raise ConfigError for a benchmark that the rest of the config does not allow."""
-    for key in ("analysis", "claims", "published"):
-        if getattr(cfg, key):
-            raise ConfigError(f"{key}: `rankbench bench` analyses nothing; give it to `rankbench analyze`")
-    if "training" in cfg.bench:
+def check(names: Collection[str], cfg: BenchConfig) -> None:
+    """Raise ConfigError for an unknown benchmark, and for one that the config does not allow."""
+    check_known("benchmark", names, BENCHMARKS)
+    if "training" in names:
         training.check_twin(cfg.model, cfg.optimizer)
-    if "card" in cfg.bench:
+    if "card" in names:
         card.check(cfg)
 
 
-def bench(cfg: BenchConfig, machine: Machine, folder: Path) -> None:
-    """Run each benchmark of the config, write bench_<name>.csv into the folder and print its ratios."""
-    ratios = []
-    for name in cfg.bench:
+def bench(names: Collection[str], cfg: BenchConfig, machine: Machine) -> None:
+    """Run these benchmarks, write bench_<name>.csv into the config's folder and print its ratios."""
+    ratios, folder = [], Path(cfg.out)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
         began, file = time.perf_counter(), folder / f"bench_{name}.csv"
         table = BENCHMARKS[name](cfg, machine)
         write_table(table.reset_index(), file)

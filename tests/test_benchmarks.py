@@ -1,33 +1,36 @@
-"""rankbench.bench: the command runs and its tables have what they promise. No time is ever judged here."""
+"""benchmarks: `make bench` runs and its tables have what they promise. No time is ever judged here."""
 
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from command_line import succeeds
+from benchmarks import attention, check, depth, lipschitz, metrics, paths, record, startup, timing, training
+from benchmarks.__main__ import main
+from benchmarks.config import config_of
 
-from rankbench.bench import depth, lipschitz, metrics, paths, record, startup, timing, training
-from rankbench.commands.checks import check_everything
-from rankbench.commands.compose import resolve
-from rankbench.commands.composition import composed
 from rankbench.config.keys import ConfigError
 from rankbench.measures.paths import all_paths, sums_of_groups
 from rankbench.measures.recomputed_network import RecomputedNetwork
 from rankbench.model import initial_model
+from rankbench.model.attention import FUSED_FROM_TOKENS
 from rankbench.runs.machine import Machine
 from rankbench.runs.tables import read_table
 from rankbench.seeds import generator_for
 from rankbench.tasks import build_task
 from rankbench.training.seeds_side_by_side import Training
 
-TINY = ("budget=smoke", "device=cpu", "sequences=8", "trainer.batch_size=10")
+TINY = ("device=cpu", "repeats=2", "sequences=8", "replicas=2", "model.layers=2", "trainer.steps=2")
+TINY += ("trainer.eval_every=2", "trainer.batch_size=10")
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def config(*overrides):
-    return resolve(composed("bench", *TINY, *overrides))
+    return config_of([*TINY, *overrides])
 
 
 def check_ratios(table, columns):
@@ -44,11 +47,10 @@ def check_ratios(table, columns):
 
 
 @pytest.mark.further
-def test_command_writes_a_table_for_each_benchmark(tmp_path):
+def test_command_writes_a_table_for_each_benchmark(tmp_path, capsys):
     out = tmp_path / "bench"
-    done = succeeds("bench", *TINY, "bench=[paths,training]", f"out={out}", at=tmp_path)
-    assert {path.name for path in out.iterdir() if path.is_file()} == {
-        "config.yaml",
+    main(["paths", "training", *TINY, f"out={out}"])
+    assert {path.name for path in out.iterdir()} == {
         "environment.json",
         "bench_paths.csv",
         "bench_training.csv",
@@ -72,8 +74,9 @@ def test_command_writes_a_table_for_each_benchmark(tmp_path):
         (seeds, size) for size in (10, 30) for seeds in (1, 2, 8)
     ]
     assert (steps.sequences_per_second > 0).all()
+    printed = capsys.readouterr().out
     for name in (*ratios, "ratio_speed_to_torch_encoder", "ratio_side_by_side"):
-        assert name in done.out
+        assert name in printed
 
 
 @pytest.mark.further
@@ -94,7 +97,7 @@ def test_the_record_keeps_every_run_and_shows_the_newest_beside_the_one_before(t
 
 
 def test_the_page_of_benchmarks_is_written_from_its_record():
-    docs = Path(__file__).resolve().parents[2] / "docs"
+    docs = ROOT / "docs"
     notes = (docs / "benchmarks" / "notes.md").read_text()
     page = record.page(read_table(docs / "benchmarks" / "history.csv"))
     assert (docs / "BENCHMARKS.md").read_text() == page + "\n" + notes
@@ -103,7 +106,7 @@ def test_the_page_of_benchmarks_is_written_from_its_record():
 def test_startup_times_each_command(monkeypatch):
     ran = []
     monkeypatch.setattr(startup, "run_python", lambda *words: ran.append(words))
-    cfg = config("bench=[startup]")
+    cfg = config()
     table = startup.table(cfg, Machine.prepare(cfg))
     check_ratios(table, ["ratio_to_import_torch"])
     assert list(table.index) == [
@@ -227,25 +230,53 @@ def test_torch_loop_leaves_the_global_generator_alone(train_size):
     assert torch.equal(torch.get_rng_state(), before)
 
 
+def test_attention_has_a_row_for_each_attention_and_length(monkeypatch):
+    monkeypatch.setattr(attention, "NUM_TOKENS", (4, FUSED_FROM_TOKENS + 4))
+    monkeypatch.setattr(attention, "CHARACTER_MODEL", {"width": 16, "heads": 2, "mask": "causal"})
+    cfg = config()
+    table = attention.table(cfg, Machine.prepare(cfg))
+    assert list(table.index) == [(kind, n) for n in (4, FUSED_FROM_TOKENS + 4) for kind in attention.ATTENTIONS]
+    assert (table.loc["dot", "ratio_step_to_dot"] == 1).all() and (table.loc["dot", "ratio_memory_to_dot"] == 1).all()
+    for column in ("step_to_dot", "explicit_to_step", "memory_to_dot"):
+        low, middle, high = (table[f"ratio_{column}{end}"] for end in ("_min", "", "_max"))
+        assert (low > 0).all() and (low <= middle).all() and (middle <= high).all()
+    # of short rows both are the same step; of long ones only the explicit one keeps the weights, 11 sequences x 2 heads
+    short, long = (table.xs(n, level="num_tokens") for n in (4, FUSED_FROM_TOKENS + 4))
+    assert (short.megabytes_step == short.megabytes_explicit).all()
+    weights = 11 * 2 * (FUSED_FROM_TOKENS + 4) ** 2 * 4 / 1e6
+    assert (long.megabytes_explicit - long.megabytes_step > 0.5 * weights).all()
+    assert not table.isna().all().any()
+
+
 @pytest.mark.parametrize(
-    ("override", "parts"),
+    ("words", "parts"),
     [
-        ("bench=[]", ["bench=[]: name at least one of", "paths, training, startup"]),
-        ("bench=[pahts]", ["bench=pahts", "did you mean paths?", "paths, training, startup"]),
-        ("repeats=0", ["repeats=0", "out of range"]),
-        ("sequences=0", ["sequences=0", "out of range"]),
-        ("model=san", ["model.skip=False", "TransformerEncoder", "leave training out"]),
-        ("optimizer=muon", ["optimizer.name=muon", "adam, adamw, sgd", "leave training out"]),
-        ("claims=[paths_sum_to_output]", ["claims"]),
+        (["pahts"], ["benchmark=pahts", "did you mean paths?", "paths, training, startup"]),
+        (["repeats=0"], ["repeats=0", "out of range", "from 1 to 10,000"]),
+        (["sequences=many"], ["sequences=many", "out of range"]),
+        (["model=san"], ["model.skip=False", "TransformerEncoder", "leave training out"]),
+        (["model=lstm", "task=char_lm", "task.path=text.txt"], ["model.kind=lstm", "time Transformers"]),
+        (["optimizer=muon"], ["optimizer.name=muon", "adam, adamw, sgd", "leave training out"]),
+        (["analysis=[paths]"], ["analysis: a benchmark analyses nothing"]),
+        (["card", "device=cpu"], ["card: it does not cover"]),
     ],
 )
-def test_what_cannot_be_measured_is_refused_in_one_line(override, parts):
+def test_what_cannot_be_measured_is_refused_in_one_line(words, parts, tmp_path, monkeypatch):
+    (tmp_path / "text.txt").write_text("a text of some words\n" * 50)
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError) as error:
-        check_everything(config(override))
-    assert "\n" not in str(error.value)
+        main([*TINY, *words])
+    assert "\n" not in str(error.value) and not (tmp_path / "outputs").exists()
     for part in parts:
         assert part in str(error.value)
 
 
+def test_the_command_says_its_name_and_no_traceback():
+    command = [sys.executable, "-m", "benchmarks", "repeats=0"]
+    done = subprocess.run(command, cwd=ROOT / "tests", capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("rankbench bench: repeats=0: ")
+
+
 def test_every_model_can_be_measured_without_training():
-    check_everything(config("model=san", "bench=[paths,startup]"))
+    check(["paths", "startup"], config("model=san"))

@@ -1,4 +1,4 @@
-"""Seconds of alternatives that take turns, their ratios, and the lines that `rankbench bench` prints about them."""
+"""Seconds of alternatives that take turns, their ratios, and the lines that are printed about them."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping

@@ -6,8 +6,8 @@ from functools import partial
 import pandas as pd
 import torch
 
-from rankbench.bench.timing import medians, paired, spread
-from rankbench.config.schema import BenchConfig
+from benchmarks.config import BenchConfig
+from benchmarks.timing import medians, paired, spread
 from rankbench.measures.frozen_network import sums_by_length
 from rankbench.model import initial_model
 from rankbench.model.transformer import Transformer

@@ -13,8 +13,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from rankbench.bench.timing import medians, paired, spread
-from rankbench.config.schema import BenchConfig
+from benchmarks.config import BenchConfig
+from benchmarks.timing import medians, paired, spread
 from rankbench.measures import module_paths
 from rankbench.measures.frozen_network import sums_by_length
 from rankbench.measures.module_reading import read_module

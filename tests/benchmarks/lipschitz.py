@@ -15,8 +15,8 @@ from torch.func import jacrev
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from rankbench.bench.timing import medians, paired, spread
-from rankbench.config.schema import BenchConfig
+from benchmarks.config import BenchConfig
+from benchmarks.timing import medians, paired, spread
 from rankbench.measures.attention_layer import AttentionLayer, attend, fresh_layer, rows_of_token
 from rankbench.measures.jacobian_ascent import random_starts
 from rankbench.runs.machine import Machine

@@ -13,8 +13,8 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from rankbench.bench.timing import medians, paired, spread
-from rankbench.config.schema import BenchConfig
+from benchmarks.config import BenchConfig
+from benchmarks.timing import medians, paired, spread
 from rankbench.model import initial_model
 from rankbench.model.transformer import Transformer
 from rankbench.runs.machine import Machine
