@@ -35,6 +35,20 @@ def test_links_lead_somewhere(page):
         assert target.startswith("https://") or (page.parent / target).exists(), target
 
 
+def test_every_sentence_of_the_front_page_names_its_table():
+    """Those that say what stands, what does not, and what surprises: each links to a preset on a page of results."""
+    pages = ROOT / "docs" / "results"
+    said = (pages / "notes" / "index.md").read_text().partition("- **What this scale cannot say.**")[0]
+    text = " ".join(said.partition("- **")[2].split())
+    sentences = re.split(r"(?<!et al)(?<!Fig)\. (?=[A-Z-])", re.sub(r"(?:- )?(?:\*\*)?[\w ]+\.\*\* ", "", text))
+    assert len(sentences) > 15
+    for sentence in sentences:
+        links = re.findall(r"\]\(([^)#]+)#([^)]+)\)", sentence)
+        assert links, sentence
+        for page, preset in links:
+            assert f"\n### {preset}\n" in (pages / page).read_text(), (page, preset)
+
+
 def test_the_citation_is_of_this_release():
     """The package's version is that of the newest release in the change log, and both citations name it."""
     newest = re.search(r"^## \[([0-9.]+)\] - (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
