@@ -182,6 +182,7 @@ def per_queries(
     lengths_B: number of tokens of each sequence, before any absent ones; None: all have num_tokens. counted_BN: mask of
     the tokens that count; None: all present ones. queries: slice(None) if all tokens of the sequence count.
     num_queries: of cross-attention, whose tokens are its keys: the number of its queries, about which counted_BN is.
+    Sequences without a key or a query, as windows of padding alone, have nan.
     """
     if lengths_B is None:
         if counted_BN is None:
@@ -192,6 +193,8 @@ def per_queries(
 
     def of_kind(rows: Tensor, length: int, *is_counted: int) -> dict[str, Tensor]:
         queries = [query for query, counts in enumerate(is_counted[: num_queries or length]) if counts]
+        if not length or (is_counted and not queries):
+            return {}
         are_all = not is_counted or len(queries) == (num_queries or length)
         return compute(rows, length, slice(None) if are_all else torch.tensor(queries, device=rows.device))
 

@@ -191,6 +191,11 @@ class ReadModule:
         is_main = of.queries_of in (None, chunk.main_input)
         counted_BN = chunk.counted(num_queries) if is_main else chunk.present(num_queries, of.queries_of)
         present_BM = chunk.present(num_keys, of.keys_of)
+        if not all(mask is None or mask.any() for mask in (counted_BN, present_BM)):
+            raise ConfigError(
+                f"{of.call}: none of its tokens counts, by {self.mask}; say which input marks padding, as "
+                "mask=present:attention_mask, or give longer sequences"
+            )
         return counted_BN, None if present_BM is None else present_BM.sum(1)
 
 

@@ -212,13 +212,15 @@ def value_per_length(measure: Callable[[Tensor], Tensor], x_BND: Tensor, lengths
 
 
 def per_kind(compute: Callable[..., dict[str, Tensor]], kinds_BC: Tensor) -> dict[str, Tensor]:
-    """Values of all sequences, (B, ...), from `compute(rows, *kind)` for each set of rows with the same C numbers."""
+    """Values of all sequences, (B, ...), from `compute(rows, *kind)` for each set of rows with the same C numbers; nan
+    where it has none."""
     values: dict[str, Tensor] = {}
     kinds, kind_B = kinds_BC.unique(dim=0, return_inverse=True)
     for number, kind in enumerate(kinds.tolist()):
         rows = (kind_B == number).nonzero().squeeze(-1)
         for name, value in compute(rows, *kind).items():
-            values.setdefault(name, value.new_empty(len(kinds_BC), *value.shape[1:]))[rows] = value
+            nothing = math.nan if value.is_floating_point() else 0
+            values.setdefault(name, value.new_full((len(kinds_BC), *value.shape[1:]), nothing))[rows] = value
     return values
 
 

@@ -6,7 +6,6 @@ one, and decides which product is attention (rankbench.tape.read).
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,10 +20,12 @@ from rankbench.tape.rules.products import have_unit_sums, unclear_axes
 from rankbench.tape.tags import Kind, Level, Role, Site, Tag, Verdict, Visit, Weighted
 from rankbench.tape.touch import (
     Mark,
+    Way,
     another,
     are_rearranged,
     changed_numbers,
     hidden_keys,
+    in_blocks,
     is_flat,
     is_mask,
     is_partly,
@@ -42,14 +43,7 @@ from rankbench.tape.touch import (
     touched_keys,
 )
 
-
-class Way(NamedTuple):
-    """How inputs are touched: by how many standard deviations, 0 for not at all; in which inputs of tokens one is
-    exchanged for another; whether at one of the first tokens."""
-
-    scale: float
-    exchanged: frozenset[int] = frozenset()
-    early: bool = False
+UNREACHED = "no input reaches it, and no softmax of scores made its weights"  # why a product is no attention
 
 
 class Touching(Plain):
@@ -135,6 +129,8 @@ class Touched(Touching):
         self.token_axes: dict[int, int] = {}  # of inputs, as attention calls show them
         self.roles: dict[Site, Verdict] = {}
         self.scores: dict[Site | None, list[list[int]]] = {}  # of products of queries and keys: those touched
+        # of queries of this shape: the touched indices along axes that are touched in part
+        self.parts: dict[tuple[Site | None, torch.Size], dict[int, list[int]]] = {}
         self.calls: list[ReadCall] = []
         self.factors: list[Factor] = []
         self.of_depth: dict[int, list[tuple[ReadCall, Tensor, tuple]]] = {}
@@ -186,6 +182,8 @@ class Touched(Touching):
         new, before = product.to_scores(*product.tensors), product.to_scores(*old.tensors)
         touched = [touched_at(x, y, -2) for x, y in zip(new, before, strict=True)]
         self.scores[key] = touched
+        at_q = {axis: touched_at(new[0], before[0], axis) for axis in range(new[0].dim() - 2)}
+        self.parts[key, new[0].shape[:-1]] = {a: at for a, at in at_q.items() if is_partly(at, new[0].shape[a])}
         if any(is_spread(x, y) for x, y in zip(new, before, strict=True)):
             self.unclear.add(key)
         (q, k), (q0, k0) = new, before
@@ -222,16 +220,16 @@ class Touched(Touching):
             self.factors.append(Factor(seen.call, tuple(p.shape), why))
         if why or (only_sure and not is_sure):
             return None
-        result = first_of(seen.result)
         queries = self._queries(product, old, tag, p, side)
         # queries that no input reaches are tokens of their own, from here on touched where no input is
         row = 0 if queries == [] else p.shape[-2] - 1 if queries is None else queries[-1]
-        to_touch = of_one_window(leads, p, p0, self.entered_at) if in_window else leads
-        self._put_back(result, old.result, weighted, p, v, to_touch, row)
+        of_blocks = {} if tag.scores is None else self.parts.get((tag.scores.key, p.shape[:-1]), {})
+        to_touch = of_one_window(leads, p, p0, self.entered_at) if in_window else in_blocks(leads, of_blocks)
+        self._put_back(first_of(seen.result), old.result, weighted, p, v, to_touch, row)
         made_p = product.tensors[side]
         if not product.is_kernel and 0 not in made_p.stride():  # what is divided by its sums only afterwards
             made_p.data.copy_(old.tensors[side])  # not a new version: P may be a part of all heads' P
-        lead = lead_of(changed, v, p, of_all_heads(leads, self.sequence) if p.shape[-2] == 1 else leads, at)
+        lead = lead_of(changed, v, p, of_all_heads(leads, self.sequence) if p.shape[-2] == 1 else leads, at, of_blocks)
         inputs = self._input_of(at, p.shape[-1]), self._input_of(queries or (), p.shape[-2])
         is_cross = None if in_window else reads_other_tokens(at, queries, p, inputs)
         logits = self._logits(product, old, tag, lead)
@@ -266,12 +264,14 @@ class Touched(Touching):
         if tag.form == "weights" and not is_mean:
             kind = "signed"
         is_sure, why = True, ""
-        if p.shape[-2] > 1 and (is_softmax or has_scores) and self._is_lost(v, v0, at):
+        num_keys = 0 if tag.scores is None else (tag.scores.queries, tag.scores.keys)[1 - side].shape[-2]
+        could_be = is_softmax or (has_scores and not num_keys == 1 < p.shape[-1])  # scores of one key, not of several
+        if p.shape[-2] > 1 and could_be and self._is_lost(v, v0, at):
             raise _unreadable(product.seen.call)
         if v.shape[-2] == 1 or not at:
             is_sure = False
             if not (product.is_kernel or (has_softmax and has_scores)):
-                why = "no input reaches it, and no softmax of scores made its weights"
+                why = UNREACHED
         elif not is_partly(at, v.shape[-2]):
             others = sum(
                 0 < len(touched_at(v, v0, axis)) < v.shape[axis] for axis in range(v.dim()) if axis != v.dim() - 2
@@ -324,9 +324,8 @@ class Touched(Touching):
         result.copy_(old + self.way.scale * deviation * weighted.back(mark).reshape(result.shape))
 
     def _logits(self, product: Product, old: Kept, tag: Tag, lead: Lead) -> Tensor | None:
-        if (logits := tag.logits) is None:
-            return None
-        return lead.split(logits) if logits.dim() == 4 or lead.flattened else None
+        logits = tag.logits
+        return lead.split(logits) if logits is not None and (logits.dim() == 4 or lead.flattened) else None
 
     def _input_of(self, at: Sequence[int], size: int) -> int | None:
         """Number of the only input that is touched at the same token; None if there is none, or several."""

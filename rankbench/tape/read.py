@@ -12,21 +12,23 @@ be measured.
 Shapes: N query token, M key token, K head width; `lead` the axes of P in front of N.
 """
 
+import itertools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from rankbench.config.keys import ConfigError
 from rankbench.tape.calls import name_of_module, tensors_in
 from rankbench.tape.plain import Changed, Plain, Size
-from rankbench.tape.probe import Touched, Touching, Way
+from rankbench.tape.probe import UNREACHED, Touched, Touching
 from rankbench.tape.reading import Axes, Input, Output, ReadCall, Reading, State
-from rankbench.tape.tags import Visit
-from rankbench.tape.touch import is_partly, is_spread, touched_at
+from rankbench.tape.tags import Role, Visit
+from rankbench.tape.touch import Way, is_partly, is_spread, touched_at
 
 TOUCH = 0.03  # standard deviations by which a number is changed
 REPEATED = 8  # roundings of a call's numbers by which two equal passes may differ
@@ -52,6 +54,7 @@ def read(
         _refuse_change(module, plain.sizes, again.sizes)
     del again, repeated
     touched, touched_output = _touch(module, submodule, plain, args, kwargs)
+    _check_alike(module, touched)
     names = [_name(path) for path, x in tree_flatten_with_path((args, kwargs))[0] if isinstance(x, Tensor)]
     inputs = tuple(
         Input(name, tuple(x.shape), touched.axes_of_input(number), touched.marks[number] is not None)
@@ -95,6 +98,31 @@ def _touch(
         ways.insert(0, Way(way.scale, early=True))
     assert best is not None  # without a touch nothing changes
     return best
+
+
+def _check_alike(module: Callable, touched: Touched) -> None:
+    """ConfigError if a product is attention in one submodule and not in another of its class: as their code is the
+    same, one of the two is misread. Likewise for blocks of tokens in a loop, of which only one shows the touch."""
+    submodules = dict(module.named_modules()) if isinstance(module, nn.Module) else {}
+    attention: dict[tuple, str] = {}
+    roles = sorted(touched.roles.items(), key=lambda item: item[1].role)  # attention first
+    for (name, function, time), (role, _) in roles:
+        product = type(submodules.get(name)), re.sub(r"\d+", "#", name), function, time
+        if role == Role.ATTENTION:
+            attention.setdefault(product, name)
+        elif product in attention:
+            raise ConfigError(
+                f"{function} in {attention[product]} and in {name}: the same code, and by the touch attention in the "
+                "first alone, so that one of the two is misread; give more tokens, and report this network if that "
+                "does not help"
+            )
+    for factor, call in itertools.product(touched.factors, touched.calls):
+        where = {(x.call.function, x.call.module, tuple(x.shape[:-2])) for x in (factor, call)}
+        if factor.why == UNREACHED and call.kind != "softmax" and len(where) == 1:
+            raise ConfigError(
+                f"{factor.call} and {call.call}: attention without a softmax in blocks of tokens, of which the touch "
+                "reaches one, so that the others would be frozen factors; give no more tokens than a block holds"
+            )
 
 
 def _sequences(module: Callable, plain: Plain, way: Way, args: tuple, kwargs: dict[str, Any]) -> dict[int, int]:

@@ -4,7 +4,7 @@ Shapes: N query token, M key token, H head, R sequence or window of one; `lead` 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,6 +15,15 @@ from rankbench.tape.reading import Lead
 LEAK = 0.01  # of the largest change along an axis: smaller ones come through scales of norms
 
 ROUNDING = 100  # roundings of a state's largest number below which two passes count as equal
+
+
+class Way(NamedTuple):
+    """How inputs are touched: by how many standard deviations, 0 for not at all; in which inputs of tokens one is
+    exchanged for another; whether at one of the first tokens."""
+
+    scale: float
+    exchanged: frozenset[int] = frozenset()
+    early: bool = False
 
 
 class Mark(NamedTuple):
@@ -142,6 +151,15 @@ def of_one_window(leads: Tensor, p: Tensor, p0: Tensor, tokens: Sequence[Sequenc
     return one.view_as(leads)
 
 
+def in_blocks(leads: Tensor, of_blocks: Mapping[int, Sequence[int]]) -> Tensor:
+    """The touched leading indices of P that are among these along each of these axes; all of them if none is."""
+    chosen = torch.ones_like(leads)
+    for axis, at in of_blocks.items():
+        others = [index for index in range(leads.shape[axis]) if index not in at]
+        chosen.movedim(axis, 0)[others] = False
+    return leads & chosen if (leads & chosen).any() else leads
+
+
 def changed_at(new: Tensor, old: Tensor, axis: int) -> list[int]:
     """Indices along an axis at which the tensors differ by more than rounding."""
     if not new.numel() or new.shape != old.shape:
@@ -195,14 +213,22 @@ def of_all_heads(leads: Tensor, sequence: tuple[int, int]) -> Tensor:
     return leads
 
 
-def lead_of(changed: Tensor, v: Tensor, p: Tensor, leads: Tensor, at: Sequence[int]) -> Lead:
-    """The roles of the axes of P in front of its queries."""
+def lead_of(
+    changed: Tensor, v: Tensor, p: Tensor, leads: Tensor, at: Sequence[int], of_blocks: Container[int] = ()
+) -> Lead:
+    """The roles of the axes of P in front of its queries. of_blocks: axes along which queries are touched in part."""
     shape = p.shape[:-2]
     if not shape:
         return Lead(1)
     if not at or len(at) == v.shape[-2]:
-        return Lead(shape[-1], (len(shape) - 1,)) if len(shape) > 1 else Lead(1)
-    whole = [axis for axis, size in enumerate(shape) if size > 1 and along(leads, axis).all()]
+        others = [axis for axis, size in enumerate(shape) if of_blocks and size > 1 and axis not in of_blocks]
+        axes = tuple(others) or ((len(shape) - 1,) if len(shape) > 1 else ())
+        return Lead(math.prod(shape[axis] for axis in axes), axes)
+    whole = [
+        axis
+        for axis, size in enumerate(shape)
+        if size > 1 and along(leads, axis).all() and axis not in of_blocks and not _slides(changed, axis)
+    ]
     if len(shape) > 1:
         heads = math.prod(shape[axis] for axis in whole)
         if not whole and (flat := _flattened(along(leads, 0))) is not None:  # beside an axis of windows
@@ -215,6 +241,14 @@ def lead_of(changed: Tensor, v: Tensor, p: Tensor, leads: Tensor, at: Sequence[i
         return Lead(of_key, (0,) if of_key > 1 else ())
     first, *_, last = of_groups(changed.any(-1)[..., at[0]], p).nonzero()[:, 0].tolist()
     return Lead(of_key, (), "inside" if last - first == of_key - 1 else "outside")
+
+
+def _slides(changed: Tensor, axis: int) -> bool:
+    """Whether the ends of a leading axis see the touch at keys of their own, as windows that slide over the tokens do
+    and heads do not."""
+    first, last = (changed.any(-1).movedim(axis, 0)[end] for end in (0, -1))
+    in_both = first.any(-1) & last.any(-1)
+    return bool(in_both.any()) and not bool((first & last)[in_both].any())
 
 
 def _flattened(touched: Tensor) -> Lead | None:

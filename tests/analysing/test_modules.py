@@ -1072,22 +1072,36 @@ def test_an_output_that_there_is_not_is_one_line():
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 61}
 LATENT = {"kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8, "first_k_dense_replace": 2}
 SCAN = {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_chunk_size": 4}
+CHUNKS = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_chunk_size": 4, "mamba_n_groups": 1}
+EXPERTS = {"num_experts": 2, "num_experts_per_tok": 1, "num_local_experts": 2, "num_key_value_heads": 2}
 STEPS = {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 4, "mamba_dt_rank": 4, "num_experts": 2}
 FAMILIES = {  # settings, and the heads of each layer
     "deepseek_v2": (LATENT | {"q_lora_rank": None, "num_key_value_heads": 4}, [4, 4]),  # keys written part by part
     "falcon_h1": (SCAN | {"num_key_value_heads": 2, "head_dim": 8, "mamba_n_groups": 1}, [4, 4]),  # a scan in chunks
+    "granitemoehybrid": (  # scans in chunks before and behind experts
+        CHUNKS | EXPERTS | {"num_hidden_layers": 3, "layer_types": ["mamba", "attention", "mamba"]},
+        [4],
+    ),
+    "qwen3_next": (EXPERTS | {"num_hidden_layers": 4, "head_dim": 8}, [4]),  # three delta rules before attention
+    "minimax": (
+        EXPERTS | {"num_hidden_layers": 4, "head_dim": 8},
+        [4, 4, 4, 4],
+    ),  # linear attention in every other layer
     "jamba": (STEPS | {"num_hidden_layers": 4, "num_key_value_heads": 2}, [4, 4]),  # a scan step by step
     "longformer": ({"attention_window": 4}, [4, 4]),  # windows beside flattened heads
+    "longformer, short texts": ({"attention_window": 64}, [4, 4]),  # each window holds all tokens
 }
 
 
-@pytest.mark.slow
+@pytest.mark.further
 @pytest.mark.parametrize("family", FAMILIES)
 def test_families_have_the_heads_that_their_configs_say(family):
     transformers = pytest.importorskip("transformers")
     settings, heads = FAMILIES[family]
     torch.manual_seed(0)
-    module = transformers.AutoModel.from_config(transformers.AutoConfig.for_model(family, **SIZES | settings))
+    module = transformers.AutoModel.from_config(
+        transformers.AutoConfig.for_model(family.partition(",")[0], **SIZES | settings)
+    )
     inputs = {"input_ids": torch.randint(4, 61, (3, 11))}
     table = rankbench.analyze(module, inputs, "attention", precision="fp32")["attention"]
     assert list(table.groupby("layer").size()) == heads

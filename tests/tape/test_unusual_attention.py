@@ -27,7 +27,10 @@ from torch import nn
 
 from rankbench.config.keys import ConfigError
 from rankbench.tape import record
+from rankbench.tape.probe import Touched
+from rankbench.tape.read import read
 from rankbench.tape.reading import Axes
+from rankbench.tape.tags import Role, Verdict
 
 # --- tokens mixed by something that is no attention, between two layers of attention ---------------------------------
 
@@ -364,6 +367,90 @@ def test_sparse_experts_are_no_heads_however_they_are_summed(name, most):
     assert_same_sums(tape, record(written, x))
 
 
+class WideWindows(Attention):
+    """Windows of three blocks that slide over the tokens by one block; of two blocks of tokens each holds all."""
+
+    def __init__(self):
+        super().__init__(written_out)
+
+    def forward(self, x):
+        size = x.shape[1] // 2
+        q, k, v = (heads_of(part(x)) for part in (self.q, self.k, self.v))
+        k, v = (F.pad(y, (0, 0, size, size)).unfold(2, 3 * size, size).mT for y in (k, v))
+        is_token = F.pad(torch.ones(x.shape[1], dtype=torch.bool), (size, size)).unfold(0, 3 * size, size)
+        scores = q.unflatten(2, (2, size)) @ k.mT
+        p = scores.masked_fill(~is_token[:, None], -torch.inf).softmax(-1)
+        return self.out(joined((p @ v).flatten(2, 3)))
+
+
+class BlocksAndGlobals(Attention):
+    """Queries in blocks of two tokens that attend to learned queries' summaries of all tokens."""
+
+    def __init__(self):
+        super().__init__(written_out)
+        self.summaries = nn.Parameter(torch.zeros(H, 3, D // H))
+
+    def forward(self, x):
+        q, k, v = (heads_of(part(x)) for part in (self.q, self.k, self.v))
+        summed = (self.summaries @ k.mT).softmax(-1) @ v
+        p = torch.einsum("bhwnk,bhgk->bhwng", q.unflatten(2, (-1, 2)), summed).softmax(-1)
+        return self.out(joined(torch.einsum("bhwng,bhgk->bhwnk", p, summed).flatten(2, 3)))
+
+
+@pytest.mark.parametrize(("build", "calls"), [(WideWindows, 1), (BlocksAndGlobals, 2)])
+def test_windows_and_blocks_of_queries_are_no_heads(build, calls):
+    found = read(drawn(Sequence(build(), build())), (states(tokens=6),)).calls
+    assert [call.lead.heads for call in found] == [H] * 2 * calls
+
+
+class DecayedScan(Attention):
+    """A scan by matrices, as in Mamba-2: scores of queries and keys times decays that the token says, no softmax."""
+
+    def __init__(self):
+        super().__init__(written_out)
+        self.decay = nn.Linear(D, H)
+
+    def forward(self, x):
+        q, k, v = (heads_of(part(x)) for part in (self.q, self.k, self.v))
+        passed_BHN = F.softplus(self.decay(x)).mT.cumsum(-1)
+        ages_BHNM = (passed_BHN[..., None] - passed_BHN[..., None, :]).tril()
+        return self.out(joined(((q @ k.mT) * (-ages_BHNM).exp().tril()) @ v))
+
+
+def test_a_scan_is_read_alike_before_and_behind_the_softmax_of_experts():
+    """Of states that are known by their value alone, behind a function without a rule."""
+
+    class ByValue(nn.Module):
+        def forward(self, x):
+            return torch.sinc(x)
+
+    class Scaled(Sparse):
+        def forward(self, x):
+            return self.router(x).softmax(-1)[..., :1] * self.experts[0](x)
+
+    def layers(number):
+        return [part for _ in range(number) for part in (ByValue(), DecayedScan(), Scaled(None, 1))]
+
+    calls = read(drawn(Sequence(*layers(2), Attention(written_out))), (states(),)).calls
+    assert [(call.kind, call.lead.heads) for call in calls] == [("softmax", H)]
+
+
+def test_layers_of_the_same_code_that_are_read_differently_are_refused(monkeypatch):
+    verdict = Touched.verdict
+
+    def forgetful(self, product):
+        found = verdict(self, product)
+        if found.role == Role.ATTENTION and "2" in self.where:
+            found = self.roles[self.key_of(product.seen)] = Verdict(Role.FACTOR)
+        return found
+
+    monkeypatch.setattr(Touched, "verdict", forgetful)
+    said = r"^torch.Tensor.matmul in .*[01].* and in .*2.*: the same code, .*alone"
+    with pytest.raises(ConfigError, match=said) as refusal:
+        record(drawn(Sequence(*(Attention(written_out) for _ in range(3)))), states())
+    assert "\n" not in str(refusal.value)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_weights_of_queries_that_see_no_key_are_weights(seed):
     module = drawn(Sequence(SquaredReLU(), SquaredReLU()))
@@ -430,7 +517,22 @@ class Scripted(nn.Module):
         return self.part(self.attention(x))
 
 
+class InBlocks(Attention):
+    """Causal linear attention of one block of tokens after another, which carries k^T v along."""
+
+    def __init__(self):
+        super().__init__(written_out)
+
+    def forward(self, x):
+        outputs, state = [], 0
+        for q, k, v in zip(*(heads_of(part(x)).split(2, 2) for part in (self.q, self.k, self.v)), strict=True):
+            outputs.append((q @ k.mT).tril() @ v + (q @ state if outputs else 0))
+            state = state + k.mT @ v
+        return self.out(joined(torch.cat(outputs, 2)))
+
+
 REFUSED = {
+    "linear attention in blocks": (lambda: Sequence(InBlocks()), "in blocks of tokens, of which the touch reaches one"),
     "tokens mixed inside": (lambda: Sequence(Attention(by_kernel), MixedInside()), "has mixed all tokens"),
     "as many heads as tokens": (SharedKeys, "which axis counts heads and which tokens"),
     "relative values": (RelativeValues, "same weights in two arrangements"),

@@ -125,7 +125,11 @@ def _scaled(seen: Seen, x: Any, factor: Any, side: str) -> Tag:
         return replace(seen.value_only([carried, other], Level.SOFTMAX), form="softmax", logits=carried.logits)
     mixed = other.mixes and side != "divisor"  # P v, written as a product and a sum: its heads are not known
     if mixed or carried.opaque is not None or (carried.node is None and other.has_paths):
-        return seen.value_only([carried, other], Level.GATED)
+        tag = seen.value_only([carried, other], Level.GATED)
+        for whole, of_whole, share in ((x, carried, factor), (factor, other, x)):
+            if isinstance(whole, Tensor) and isinstance(share, Tensor) and share.shape[-1:] == (1,) != whole.shape[-1:]:
+                tag.level = max(Level.GATED, of_whole.level)  # a router's softmax makes no weights of what it scales
+        return tag
     if other.kind == carried.kind == Kind.ACTIVATION:
         tag.level = max(Level.SCALED, min(carried.level, other.level))
     if carried.node is not None:
@@ -367,7 +371,9 @@ def _with_frozen_side(seen: Seen, a: Tensor, b: Tensor, multiply: Callable) -> T
         tag.opaque is None and (tag.has_paths or not other.has_paths) for tag, other in ((left, right), (right, left))
     ]
     if not any(carried):
-        return seen.value_only([left, right])
+        tag = seen.value_only([left, right])
+        tag.level = min(Level.OTHER, tag.level)
+        return _without_scores(tag)
     is_last = [(tag.level != Level.SCALED, tag.level) for tag in (left, right)]
     if carried[0] and not (carried[1] and is_last[0] >= is_last[1]):
         tag = through(seen, [a], lambda x: multiply(x, b), reads=[b])
@@ -375,10 +381,15 @@ def _with_frozen_side(seen: Seen, a: Tensor, b: Tensor, multiply: Callable) -> T
     else:
         tag = through(seen, [b], lambda x: multiply(a, x), reads=[a])
         tag.level = max(Level.SCALED, right.level)
-    tag.mixes, tag.scores, tag.logits, tag.form = False, None, None, ""
     if tag.node is not None:
         frozen = left if tag.node.parents == (right.node,) else right
         tag.node.frozen = f"factor{'' if frozen.maker is None else f', of {frozen.maker}'}"
+    return _without_scores(tag)
+
+
+def _without_scores(tag: Tag) -> Tag:
+    """The tag of a product that mixes no tokens: a state again, whatever scores and softmax are in its factors."""
+    tag.mixes, tag.scores, tag.logits, tag.form = False, None, None, ""
     return tag
 
 
