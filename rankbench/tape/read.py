@@ -55,6 +55,7 @@ def read(
     del again, repeated
     touched, touched_output = _touch(module, submodule, plain, args, kwargs)
     _check_alike(module, touched)
+    _check_blocks(touched)
     names = [_name(path) for path, x in tree_flatten_with_path((args, kwargs))[0] if isinstance(x, Tensor)]
     inputs = tuple(
         Input(name, tuple(x.shape), touched.axes_of_input(number), touched.marks[number] is not None)
@@ -102,7 +103,7 @@ def _touch(
 
 def _check_alike(module: Callable, touched: Touched) -> None:
     """ConfigError if a product is attention in one submodule and not in another of its class: as their code is the
-    same, one of the two is misread. Likewise for blocks of tokens in a loop, of which only one shows the touch."""
+    same, one of the two is misread."""
     submodules = dict(module.named_modules()) if isinstance(module, nn.Module) else {}
     attention: dict[tuple, str] = {}
     roles = sorted(touched.roles.items(), key=lambda item: item[1].role)  # attention first
@@ -116,6 +117,10 @@ def _check_alike(module: Callable, touched: Touched) -> None:
                 "first alone, so that one of the two is misread; give more tokens, and report this network if that "
                 "does not help"
             )
+
+
+def _check_blocks(touched: Touched) -> None:
+    """ConfigError for attention without a softmax in blocks of tokens, written as a loop: one block shows the touch."""
     for factor, call in itertools.product(touched.factors, touched.calls):
         where = {(x.call.function, x.call.module, tuple(x.shape[:-2])) for x in (factor, call)}
         if factor.why == UNREACHED and call.kind != "softmax" and len(where) == 1:

@@ -224,11 +224,9 @@ def lead_of(
         others = [axis for axis, size in enumerate(shape) if of_blocks and size > 1 and axis not in of_blocks]
         axes = tuple(others) or ((len(shape) - 1,) if len(shape) > 1 else ())
         return Lead(math.prod(shape[axis] for axis in axes), axes)
-    whole = [
-        axis
-        for axis, size in enumerate(shape)
-        if size > 1 and along(leads, axis).all() and axis not in of_blocks and not _slides(changed, axis)
-    ]
+    whole = [axis for axis, size in enumerate(shape) if size > 1 and along(leads, axis).all() and axis not in of_blocks]
+    if changed.dim() == p.dim():
+        whole = [axis for axis in whole if not _slides(changed, axis)]
     if len(shape) > 1:
         heads = math.prod(shape[axis] for axis in whole)
         if not whole and (flat := _flattened(along(leads, 0))) is not None:  # beside an axis of windows
