@@ -46,9 +46,8 @@ def _mul(seen: Seen) -> Tag | None:
     a, b = seen.args[:2]
     left, right = seen.tag(a), seen.tag(b)
     for tag, x, other in ((left, b, right), (right, a, left)):
-        is_zero = tag.opaque is not None and isinstance(x, Tensor) and other.kind == Kind.CONSTANT and not x.any()
-        if is_zero:  # a scan's state before the first token
-            return Tag(Kind.CONSTANT)
+        if tag.opaque is not None and isinstance(x, Tensor) and other.kind == Kind.CONSTANT and not x.any():
+            return Tag(Kind.CONSTANT)  # a scan's state before the first token
     # the less linear side is frozen; if both are alike, the left
     if left.has_paths and not (right.has_paths and left.level >= right.level):
         tag = _scaled(seen, a, b, "right factor")
@@ -112,8 +111,7 @@ def _after(way: Moves | None, of_weights: Move, of_values: Move, shape: torch.Si
 def _div(seen: Seen) -> Tag | None:
     if seen.kwargs.get("rounding_mode") is not None:
         return None
-    x, divisor = seen.args[:2]
-    return _scaled(seen, x, divisor, "divisor")
+    return _scaled(seen, seen.args[0], seen.args[1], "divisor")
 
 
 def _scaled(seen: Seen, x: Any, factor: Any, side: str) -> Tag:
@@ -367,13 +365,11 @@ def _with_frozen_side(seen: Seen, a: Tensor, b: Tensor, multiply: Callable) -> T
     a scan, which c reads in c h, or k^T v, which the queries read.
     """
     left, right = seen.tag(a), seen.tag(b)
-    carried = [
-        tag.opaque is None and (tag.has_paths or not other.has_paths) for tag, other in ((left, right), (right, left))
-    ]
+    pairs = (left, right), (right, left)
+    carried = [tag.opaque is None and (tag.has_paths or not other.has_paths) for tag, other in pairs]
     if not any(carried):
         tag = seen.value_only([left, right])
-        tag.level = min(Level.OTHER, tag.level)
-        return _without_scores(tag)
+        return _without_scores(replace(tag, level=min(Level.OTHER, tag.level)))
     is_last = [(tag.level != Level.SCALED, tag.level) for tag in (left, right)]
     if carried[0] and not (carried[1] and is_last[0] >= is_last[1]):
         tag = through(seen, [a], lambda x: multiply(x, b), reads=[b])
@@ -389,8 +385,7 @@ def _with_frozen_side(seen: Seen, a: Tensor, b: Tensor, multiply: Callable) -> T
 
 def _without_scores(tag: Tag) -> Tag:
     """The tag of a product that mixes no tokens: a state again, whatever scores and softmax are in its factors."""
-    tag.mixes, tag.scores, tag.logits, tag.form = False, None, None, ""
-    return tag
+    return replace(tag, mixes=False, scores=None, logits=None, form="")
 
 
 def _weights_side(left: Tag, right: Tag) -> int | None:
