@@ -43,7 +43,6 @@ def check(names: Collection[str], cfg: BenchConfig) -> None:
 def bench(names: Collection[str], cfg: BenchConfig, machine: Machine) -> None:
     """Run these benchmarks, write bench_<name>.csv into the config's folder and print its ratios."""
     ratios, folder = [], Path(cfg.out)
-    folder.mkdir(parents=True, exist_ok=True)
     for name in names:
         began, file = time.perf_counter(), folder / f"bench_{name}.csv"
         table = BENCHMARKS[name](cfg, machine)

@@ -21,8 +21,9 @@ def main(words: list[str]) -> None:
     check(names, cfg)
     machine = Machine.prepare(cfg)
     machine.log_threads(cfg.threads)
-    bench(names, cfg, machine)
+    Path(cfg.out).mkdir(parents=True, exist_ok=True)
     write_json(Path(cfg.out) / "environment.json", machine.record())
+    bench(names, cfg, machine)
 
 
 if __name__ == "__main__":
