@@ -1,7 +1,8 @@
 """torch's functions: their names, what kind of call each is, and the tensors in their arguments."""
 
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -90,3 +91,13 @@ def without_fast_path() -> Iterator[None]:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(before)
+
+
+def uncompiled() -> AbstractContextManager:
+    """What torch.compile compiled runs as Python code inside; with torch 2.6 or later."""
+    has_compiled = "torch._dynamo" in sys.modules  # importing it takes a second
+    return (
+        torch.compiler.set_stance("force_eager")
+        if has_compiled and hasattr(torch.compiler, "set_stance")
+        else nullcontext()
+    )

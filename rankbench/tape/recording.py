@@ -28,6 +28,7 @@ from rankbench.tape.calls import (
     set_item,
     share_memory,
     tensors_in,
+    uncompiled,
     without_fast_path,
 )
 from rankbench.tape.following import first_state
@@ -150,7 +151,7 @@ class Recorder(TorchFunctionMode):
         with torch.inference_mode(False), torch.no_grad():
             args, kwargs = self.prepared(*tree_map_only(Tensor, Tensor.clone, (args, kwargs)))
             self._tag_inputs(args, kwargs)
-            with self._named_modules(), without_fast_path(), self:
+            with self._named_modules(), without_fast_path(), uncompiled(), self:
                 output = self.module(*args, **kwargs)
         for key, verdict in (self.verdicts or {}).items():
             place = key.module, key.function
