@@ -1,8 +1,5 @@
-"""The passes that read a network: a plain one, and one in which one number of each input is changed a little.
-
-Both keep the factors of every product of two activations. The touched pass compares its own with those of the plain
-one, and decides which product is attention (rankbench.tape.read).
-"""
+"""The touched pass that reads a network: it compares the factors of every product of two activations with those of the
+plain pass, and decides which product is attention (rankbench.tape.read)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -11,111 +8,35 @@ import torch
 from torch import Tensor
 
 from rankbench.config.keys import ConfigError
-from rankbench.tape.calls import tensors_in
 from rankbench.tape.plain import Changed, Kept, Plain, first_of
 from rankbench.tape.reading import Axes, Factor, Lead, ReadCall
-from rankbench.tape.recording import Product, Seen
+from rankbench.tape.recording import Product
 from rankbench.tape.replay import Call
 from rankbench.tape.rules.products import have_unit_sums, unclear_axes
 from rankbench.tape.tags import Kind, Level, Role, Site, Tag, Verdict, Visit, Weighted
 from rankbench.tape.touch import (
     Mark,
     Way,
-    another,
     are_rearranged,
     changed_numbers,
     hidden_keys,
     in_blocks,
     is_flat,
-    is_mask,
     is_partly,
     is_spread,
-    is_tokens,
     lead_of,
     leads_of,
     moves_with,
     of_all_heads,
     of_one_window,
-    place_of,
     reads_other_tokens,
     touched_at,
     touched_in_windows,
     touched_keys,
 )
+from rankbench.tape.touching import Touching
 
 UNREACHED = "no input reaches it, and no softmax of scores made its weights"  # why a product is no attention
-
-
-class Touching(Plain):
-    """A pass with changed numbers, which spread as the network spreads them."""
-
-    has_sizes = False
-
-    def __init__(self, module: Callable, submodule: str | None, way: Way) -> None:
-        super().__init__(module, submodule)
-        self.way = way
-        self.marks: list[Mark | None] = []  # of each input
-        self.copied: set[int] = set()  # inputs of tokens of which an embedding looked up a copy, or a part
-        self.places: dict[int, int] = {}  # of token inputs: number by place in memory
-        self.given: list = []
-
-    def prepared(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        self.given = [args, kwargs]
-        for x in tensors_in(self.given):
-            number = sum(mark is not None for mark in self.marks)
-            self.marks.append(None)
-            if not x.numel() or not x.dim():
-                continue
-            if x.is_floating_point() and not is_mask(x):
-                at = place_of(x.shape, number, self.way.early)
-                self._touch(x, at)
-                self.marks[-1] = self.marked(len(self.marks) - 1, x.shape, at, True)
-            elif len(self.marks) - 1 in self.way.exchanged:
-                at = place_of(x.shape, number, self.way.early)
-                x[at] = another(x, at)
-                self.marks[-1] = self.marked(len(self.marks) - 1, x.shape, at, False)
-            elif not x.is_floating_point() and x.dtype != torch.bool:
-                self.places[x.untyped_storage().data_ptr()] = len(self.marks) - 1
-        return args, kwargs
-
-    def marked(self, number: int, shape: Sequence[int], at: tuple[int, ...], has_features: bool) -> Mark:
-        """Where the input of this number is touched."""
-        return Mark(tuple(shape), at, has_features)
-
-    @property
-    def unseen(self) -> frozenset[int]:
-        """Inputs that may be tokens, of which no embedding was seen: they are copied before, say."""
-        leaves = tensors_in(self.given)
-        return frozenset(
-            number
-            for number, (x, mark) in enumerate(zip(leaves, self.marks, strict=True))
-            if (mark is None or number in self.copied) and is_tokens(x)
-        )
-
-    def _touch(self, x: Tensor, at: tuple) -> None:
-        noise = torch.randn(x[at].shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        deviation = x.double().std().nan_to_num(1.0).item() or 1.0
-        x[at] += (self.way.scale * deviation * (noise.sign() + noise)).to(x)
-
-    def embedded(self, seen: Seen) -> Tag:
-        tag, result = super().embedded(seen), seen.result
-        for x in tensors_in([seen.args, seen.kwargs]):
-            if x.is_floating_point() or not self.reads_tokens(x):
-                continue
-            index = self.places.get(self.origin_of(x))
-            if index is None or result.dim() < 2:
-                continue
-            given = tensors_in(self.given)[index]
-            is_turned = x.dim() == 2 and (x.shape, x.stride()) == (given.shape[::-1], given.stride()[::-1])
-            is_given = (x.shape, x.stride()) == (given.shape, given.stride())
-            if x.data_ptr() != given.data_ptr() or result.shape[:-1] != x.shape or not (is_turned or is_given):
-                self.copied.add(index)
-            else:
-                number = sum(mark is not None for mark in self.marks[:index])
-                at = place_of(given.shape, number, self.way.early)
-                self._touch(result, at[::-1] if is_turned else at)
-                self.marks[index] = self.marked(index, given.shape, at, False)
-        return tag
 
 
 class Touched(Touching):
@@ -132,6 +53,7 @@ class Touched(Touching):
         # of queries of this shape: the touched indices along axes that are touched in part
         self.parts: dict[tuple[Site | None, torch.Size], dict[int, list[int]]] = {}
         self.calls: list[ReadCall] = []
+        self.pooled: list[ReadCall] = []  # calls whose weights, without scores, change for all queries
         self.factors: list[Factor] = []
         self.of_depth: dict[int, list[tuple[ReadCall, Tensor, tuple]]] = {}
         self.entered_at: list[list[int]] = []  # indices along the first axes at which a submodule's state was touched
@@ -221,6 +143,8 @@ class Touched(Touching):
         if why or (only_sure and not is_sure):
             return None
         queries = self._queries(product, old, tag, p, side)
+        has_scores = product.is_kernel or tag.mixes
+        is_pooling = not has_scores and p.shape[-2] > 1 and not is_partly(touched_at(p, p0, -2), p.shape[-2])
         # queries that no input reaches are tokens of their own, from here on touched where no input is
         row = 0 if queries == [] else p.shape[-2] - 1 if queries is None else queries[-1]
         of_blocks = {} if tag.scores is None else self.parts.get((tag.scores.key, p.shape[:-1]), {})
@@ -236,9 +160,11 @@ class Touched(Touching):
         call = ReadCall(
             key, seen.call, kind, is_sure, lead, tuple(p.shape), is_cross, *inputs,
             hidden_keys(lead.split(p0), logits, is_cross), self.depth + 1, tuple(self.stack),
-            p0.sum(-1).mean().item(), tuple(at), self.num_attention + 1,
+            p0.sum(-1).mean().item(), tuple(at), None if queries is None else tuple(queries), self.num_attention + 1,
         )  # fmt: skip
         self.calls.append(self._with_twin(call, p0, self._makers(product, side)))
+        if is_pooling:
+            self.pooled.append(call)
         return Verdict(Role.ATTENTION, side)
 
     def _kind(
@@ -266,7 +192,8 @@ class Touched(Touching):
         is_sure, why = True, ""
         num_keys = 0 if tag.scores is None else (tag.scores.queries, tag.scores.keys)[1 - side].shape[-2]
         could_be = is_softmax or (has_scores and not num_keys == 1 < p.shape[-1])  # scores of one key, not of several
-        if p.shape[-2] > 1 and could_be and self._is_lost(v, v0, at):
+        in_a_loop = not has_scores and self._is_one_of_many(product, p)  # over tokens, whose streams are mixed
+        if p.shape[-2] > 1 and could_be and not in_a_loop and self._is_lost(v, v0, at):
             raise _unreadable(product.seen.call)
         if v.shape[-2] == 1 or not at:
             is_sure = False
@@ -285,6 +212,8 @@ class Touched(Touching):
             why = "both factors are tokens, as keys and values are in k^T v"
         elif is_softmax and not has_scores and not moves_with(p, p0, leads):
             why = "weights of each token by itself, as in a dynamic convolution"
+        elif is_softmax and not has_scores and self._is_pooled(product.tensors[1 - side], v.shape[-2]):
+            why = "sums over what weights without scores pooled, as channels of keys or slots of experts are"
         elif kind == "exp" and bool((p0 < 0).any()):
             why = "scores times exponentials, as the decays of a scan are"
         if not why and not is_softmax and self._queries(product, old, tag, p, side) is None:
@@ -292,6 +221,22 @@ class Touched(Touching):
         if not why and not is_softmax and not is_sure and self.way.scale:
             why = "neither a softmax nor the touch shows that it mixes tokens"
         return kind, is_sure, why
+
+    def _is_one_of_many(self, product: Product, p: Tensor) -> bool:
+        """Whether the same product was made before of what no input reaches."""
+        made = product.seen.call
+        return any(
+            why == UNREACHED and (call.module, call.function, shape) == (made.module, made.function, p.shape)
+            for call, shape, why in self.factors
+        )
+
+    def _is_pooled(self, v: Tensor, size: int) -> bool:
+        """Whether the values are what weights without scores pooled last, a row for each of their channels."""
+        tag = self.tag(v)
+        return any(
+            tag.passed >> call.number & 1 and tag.depth == call.depth and size == call.num_queries
+            for call in self.pooled
+        )
 
     def _is_lost(self, v: Tensor, v0: Tensor, at: Sequence[int]) -> bool:
         """Whether values show the touch everywhere in the touched sequence, so that none of their axes is that of

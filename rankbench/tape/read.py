@@ -25,10 +25,11 @@ from torch.utils._pytree import keystr, tree_flatten_with_path
 from rankbench.config.keys import ConfigError
 from rankbench.tape.calls import name_of_module, tensors_in
 from rankbench.tape.plain import Changed, Plain, Size
-from rankbench.tape.probe import UNREACHED, Touched, Touching
+from rankbench.tape.probe import UNREACHED, Touched
 from rankbench.tape.reading import Axes, Input, Output, ReadCall, Reading, State
 from rankbench.tape.tags import Role, Visit
 from rankbench.tape.touch import Way, is_partly, is_spread, touched_at
+from rankbench.tape.touching import Touching
 
 TOUCH = 0.03  # standard deviations by which a number is changed
 REPEATED = 8  # roundings of a call's numbers by which two equal passes may differ
@@ -56,6 +57,7 @@ def read(
     touched, touched_output = _touch(module, submodule, plain, args, kwargs)
     _check_alike(module, touched)
     _check_blocks(touched)
+    _check_loops(touched)
     names = [_name(path) for path, x in tree_flatten_with_path((args, kwargs))[0] if isinstance(x, Tensor)]
     inputs = tuple(
         Input(name, tuple(x.shape), touched.axes_of_input(number), touched.marks[number] is not None)
@@ -127,6 +129,21 @@ def _check_blocks(touched: Touched) -> None:
             raise ConfigError(
                 f"{factor.call} and {call.call}: attention without a softmax in blocks of tokens, of which the touch "
                 "reaches one, so that the others would be frozen factors; give no more tokens than a block holds"
+            )
+
+
+def _check_loops(touched: Touched) -> None:
+    """ConfigError for attention of one part of the queries or sequences after another, written as a loop: the touch
+    reaches one of the calls, and heads would count once for each."""
+    for one, other in itertools.permutations(touched.calls, 2):
+        where = {(call.call.function, call.call.module, call.depth, len(call.shape)) for call in (one, other)}
+        reached, left_out = (
+            call.touched if call.touched_queries is None else call.touched_queries for call in (one, other)
+        )
+        if reached and not left_out and len(where) == 1:
+            raise ConfigError(
+                f"{one.call} and {other.call}: attention of some queries or sequences after others, written as a loop, "
+                "whose heads would count once for each; give all of them to one call"
             )
 
 

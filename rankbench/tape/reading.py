@@ -65,7 +65,7 @@ class ReadCall:
     is_cross: whether queries and keys are other tokens; None: not known. keys_of, queries_of: number of the input whose
     tokens these are, None if not known. hidden_RM: keys to which no query gives weight. depth: 1 if no other attention
     call leads to this one. runs: the submodules around it. twin: an earlier call with the same P beside this one: the
-    two are one. number: of the call in the pass, from 1.
+    two are one. touched_queries: None if queries are not known. number: of the call in the pass, from 1.
     """
 
     key: Site
@@ -82,6 +82,7 @@ class ReadCall:
     runs: tuple[Visit, ...]
     row_sum: float
     touched: tuple[int, ...]  # keys
+    touched_queries: tuple[int, ...] | None
     number: int
     twin: Site | None = None
 

@@ -310,25 +310,28 @@ def test_heads_that_are_summed_with_their_keys_are_heads(name):
     assert_same_sums(tape, same)
 
 
-@pytest.mark.further
 @pytest.mark.parametrize("swapped", [False, True])
 def test_vectors_of_weights_are_rows(swapped):
-    """One product for each sequence, head and query, each a call with a head of its own."""
+    """A product for each head of one pooled sequence."""
 
-    def by_vectors(p, v):
-        def row(p_M, v_MD):
-            return v_MD.T @ p_M if swapped else p_M @ v_MD
+    def by_vectors(w, x):
+        rows = ((w[0, :, h], x[0, :, h]) for h in range(H))
+        return torch.stack([x_NK.T @ w_N if swapped else w_N @ x_NK for w_N, x_NK in rows])[None]
 
-        return torch.stack(
-            [torch.stack([sum(row(p[b, h, n], v[b, h]) for h in range(H)) for n in range(N)]) for b in range(B)]
-        )
-
-    module, usual = drawn(Sequence(HeadsTogether(by_vectors))), drawn(Sequence(Attention(written_out)))
-    usual.load_state_dict(module.state_dict())
-    x = random("vectors", B, N, D)
+    module, usual = drawn(Pooled(by_vectors)), drawn(Pooled(POOLINGS["matrices"]))
+    x = random("vectors", 1, N, D)
     tape, same = record(module, x), record(usual, x)
-    assert tape.paths().by_length == [1, B * N * H]
+    assert tape.paths().by_length == [0, H, H * H] == same.paths().by_length
     assert_same_sums(tape, same)
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch's compiler
+def test_what_torch_compiled_is_recorded_as_python_code():
+    module, usual, x = between(MLP()), between(MLP()), states()
+    module.parts[0].compile(backend="eager")
+    module(x)
+    assert_same_sums(record(module, x), record(usual, x))
+    assert_same_sums(record(torch.compile(module, backend="eager"), x), record(usual, x))
 
 
 # what experts give, (B, N, E, D), summed with a router's weights w (B, N, E)
@@ -401,6 +404,51 @@ class BlocksAndGlobals(Attention):
 def test_windows_and_blocks_of_queries_are_no_heads(build, calls):
     found = read(drawn(Sequence(build(), build())), (states(tokens=6),)).calls
     assert [call.lead.heads for call in found] == [H] * 2 * calls
+
+
+class KeysPooledByChannel(Attention):
+    """A softmax of each channel of keys over the tokens pools values, which queries read, with a softmax or without."""
+
+    def __init__(self, has_softmax):
+        super().__init__(written_out)
+        self.has_softmax = has_softmax
+
+    def forward(self, x):
+        q, k, v = (heads_of(part(x)) for part in (self.q, self.k, self.v))
+        return self.out(joined((q.softmax(-1) if self.has_softmax else q) @ (k.softmax(-2).mT @ v)))
+
+
+class SoftExperts(nn.Module):
+    """Experts each of which reads two means of the tokens, and whose results are mixed for each token."""
+
+    def __init__(self):
+        super().__init__()
+        self.scores, self.experts = nn.Linear(D, 6), nn.ModuleList(nn.Linear(D, D) for _ in range(3))
+
+    def forward(self, x):
+        scores = self.scores(x)
+        slots = (scores.softmax(1).mT @ x).chunk(3, 1)
+        results = [expert(slot) for expert, slot in zip(self.experts, slots, strict=True)]
+        return scores.softmax(2) @ torch.cat(results, 1)
+
+
+POOLED = {
+    "keys by channel, softmax of queries": (
+        lambda: Sequence(*(KeysPooledByChannel(True) for _ in range(2))),
+        [1, 4, 4],
+    ),
+    "keys by channel": (lambda: Sequence(*(KeysPooledByChannel(False) for _ in range(2))), [1, 4, 4]),
+    "soft experts": (lambda: between(SoftExperts()), [1, 5, 8, 4]),
+}
+
+
+@pytest.mark.parametrize("name", POOLED)
+def test_what_was_pooled_into_channels_or_slots_is_no_sequence_of_tokens(name):
+    """Its sum is a frozen factor, so that a path gets longer where tokens are pooled, and not once more."""
+    build, num_paths = POOLED[name]
+    tape = record(drawn(build()), x=states())
+    assert tape.paths().by_length == num_paths
+    assert tape.sums().remainder < NO_PATH
 
 
 class DecayedScan(Attention):
@@ -531,7 +579,36 @@ class InBlocks(Attention):
         return self.out(joined(torch.cat(outputs, 2)))
 
 
+class InParts(nn.Module):
+    """A module that reads some of the sequences after others."""
+
+    def __init__(self, sizes):
+        super().__init__()
+        self.part, self.sizes = Sequence(Attention(by_kernel), MLP()), sizes
+
+    def forward(self, x):
+        return torch.cat([self.part(some) for some in x.split(self.sizes)])
+
+
+def in_parts(parts):
+    """Attention whose `mix` runs once for each of several parts (q, k, v)."""
+
+    def mix(q, k, v, hidden):
+        return torch.cat([written_out(*part, hidden) for part in parts(q, k, v)], 2)
+
+    return lambda: Sequence(Attention(mix))
+
+
+IN_A_LOOP = "attention of some queries or sequences after others, written as a loop"
 REFUSED = {
+    "sequence by sequence": (lambda: Sequence(InParts(1)), IN_A_LOOP),
+    "sequences in two parts": (lambda: InParts(B - 2), IN_A_LOOP),
+    "query by query": (in_parts(lambda q, k, v: [(row, k, v) for row in q.split(1, 2)]), IN_A_LOOP),
+    "blocks of queries": (in_parts(lambda q, k, v: [(rows, k, v) for rows in q.split(3, 2)]), IN_A_LOOP),
+    "queries with the keys so far": (
+        in_parts(lambda q, k, v: [(q[:, :, [n]], k[:, :, : n + 1], v[:, :, : n + 1]) for n in range(N)]),
+        IN_A_LOOP,
+    ),
     "linear attention in blocks": (lambda: Sequence(InBlocks()), "in blocks of tokens, of which the touch reaches one"),
     "tokens mixed inside": (lambda: Sequence(Attention(by_kernel), MixedInside()), "has mixed all tokens"),
     "as many heads as tokens": (SharedKeys, "which axis counts heads and which tokens"),
