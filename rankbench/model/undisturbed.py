@@ -1,7 +1,6 @@
 """Passes through a model in the middle of its training, which then goes on as if there had been none."""
 
 import random
-import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from torch.utils._pytree import tree_map_only
+
+from rankbench.tape.calls import uncompiled
 
 DICTS, SEQUENCES = (dict, OrderedDict, defaultdict, Counter), (list, deque)  # a subclass may refuse to be filled again
 
@@ -33,8 +34,7 @@ def undisturbed(model: nn.Module, hooks: bool = False, cloned: Iterable[nn.Param
         stack.callback(random.setstate, random.getstate())
         stack.callback(np.random.set_state, np.random.get_state())
         stack.enter_context(torch.autocast(tensors[0].device.type, enabled=False))
-        if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(uncompiled())
         attributes = [vars(module) for module in modules]
         held = [*attributes, *(value for values in attributes for value in values.values())]
         for value in [*held, *_forward_hooks(None)]:

@@ -99,6 +99,7 @@ class Plain(Recorder):
             and x is not None
             and x.is_floating_point()
             and x.layout == torch.strided
+            and not x.is_nested
         ):
             numbers = x.detach().nan_to_num()
             size = torch.linalg.vector_norm(numbers, 1, dtype=torch.float64)

@@ -323,6 +323,8 @@ class Recorder(TorchFunctionMode):
         call = self.call = Call(self.num_calls, full_name, self.where)
         if any(torch._C._functorch.is_batchedtensor(x) for x in given):
             raise ConfigError(f"{call}: runs within torch.func.vmap, unseen by the tape; give it all sequences at once")
+        if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+            raise ConfigError(f"{call}: runs within torch.autocast, whose casts the tape does not see; run it without")
         self._check_views(call, given)
         tags = [self.tag(x) for x in given]
         read = args

@@ -565,6 +565,14 @@ class Scripted(nn.Module):
         return self.part(self.attention(x))
 
 
+class Cast(Attention):
+    """Attention in bfloat16."""
+
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().forward(x)
+
+
 class InBlocks(Attention):
     """Causal linear attention of one block of tokens after another, which carries k^T v along."""
 
@@ -614,6 +622,7 @@ REFUSED = {
     "as many heads as tokens": (SharedKeys, "which axis counts heads and which tokens"),
     "relative values": (RelativeValues, "same weights in two arrangements"),
     "vmap": (lambda: Mapped(written_out), "within torch.func.vmap"),
+    "autocast": (lambda: Sequence(Cast(written_out)), "within torch.autocast"),
     "TorchScript": (Scripted, "part: TorchScript"),
 }
 
