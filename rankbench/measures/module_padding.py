@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from rankbench.config.keys import ConfigError
 from rankbench.model.modules import Example
-from rankbench.tape import AttentionCall, tap
+from rankbench.tape import AttentionCall, tapped
 from rankbench.tape.reading import ReadCall, Reading
 from rankbench.tape.tags import Site
 from rankbench.tape.touch import hidden_keys
@@ -193,4 +193,4 @@ def tap_calls(
         else:
             waiting[key] = whole
 
-    tap(module, see, *chunk.args, reading=reading, **chunk.kwargs)
+    tapped(module, see, chunk.args, chunk.kwargs, reading)

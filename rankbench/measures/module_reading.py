@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from rankbench.config.keys import ConfigError, closest
 from rankbench.measures.module_padding import run_at_the_end, tap_calls, with_lengths
 from rankbench.model.modules import Example
-from rankbench.tape import AttentionCall, Sums, Tape, record
+from rankbench.tape import AttentionCall, Sums, Tape, recorded
 from rankbench.tape.read import named_tensors, read
 from rankbench.tape.reading import Axes, Output, ReadCall, Reading
 from rankbench.tape.sums import nothing_read
@@ -109,7 +109,7 @@ class ReadModule:
 
     def record(self, chunk: Example, begin: str | None = None) -> Tape:
         """The tape of these sequences."""
-        return record(self.module, *chunk.args, reading=self.reading, begin=begin, keep=self.body, **chunk.kwargs)
+        return recorded(self.module, chunk.args, chunk.kwargs, begin, self.reading, self.body)
 
     @cached_property
     def body(self) -> str | None:

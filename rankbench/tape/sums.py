@@ -18,7 +18,7 @@ then those of rankbench.measures.frozen_network.sums_by_length (with mlp="gate")
 begins in slot 0 where it is added, and moves on with every head that it passes.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -64,6 +64,7 @@ class ThroughHeads(NamedTuple):
 
 def record(
     module: Callable,
+    /,
     *args: Any,
     begin: str | None = None,
     reading: Reading | None = None,
@@ -80,12 +81,24 @@ def record(
     reading: which products are attention (rankbench.tape.read); None reads the module on these arguments first. keep: a
     submodule whose result is kept, so that `sums_behind` needs no second pass for it.
     """
+    return recorded(module, args, kwargs, begin, reading, keep)
+
+
+def recorded(
+    module: Callable,
+    args: tuple,
+    kwargs: Mapping[str, Any],
+    begin: str | None = None,
+    reading: Reading | None = None,
+    keep: str | None = None,
+) -> "Tape":
+    """`record` of a module whose own arguments may have any names."""
     reading = read(module, args, kwargs) if reading is None else reading
     recorder = Recorder(module, RULES, begin, verdicts=reading.verdicts, keep=keep)
-    output = recorder.run(args, kwargs)
+    output = recorder.run(args, dict(kwargs))
     if not recorder.num_attention:
         raise ConfigError(f"{name_of_module(module)}: {nothing_read(reading)}")
-    return Tape(module, args, kwargs, recorder, output, reading)
+    return Tape(module, args, dict(kwargs), recorder, output, reading)
 
 
 def nothing_read(reading: Reading) -> str:
@@ -99,6 +112,7 @@ def nothing_read(reading: Reading) -> str:
 def tap(
     module: Callable,
     watch: Callable[[AttentionCall], None],
+    /,
     *args: Any,
     reading: Reading | None = None,
     **kwargs: Any,
@@ -107,8 +121,19 @@ def tap(
 
     Nothing is kept: the weights of one call at a time are in memory. reading: as in `record`.
     """
+    return tapped(module, watch, args, kwargs, reading)
+
+
+def tapped(
+    module: Callable,
+    watch: Callable[[AttentionCall], None],
+    args: tuple,
+    kwargs: Mapping[str, Any],
+    reading: Reading | None = None,
+) -> Any:
+    """`tap` of a module whose own arguments may have any names."""
     reading = read(module, args, kwargs) if reading is None else reading
-    return Recorder(module, RULES, watch=watch, verdicts=reading.verdicts).run(args, kwargs)
+    return Recorder(module, RULES, watch=watch, verdicts=reading.verdicts).run(args, dict(kwargs))
 
 
 class Tape:

@@ -50,12 +50,14 @@ class Touching(Plain):
 
     @property
     def unseen(self) -> frozenset[int]:
-        """Inputs that may be tokens, of which no embedding was seen: they are copied before, say."""
+        """Inputs that may be tokens, of which no embedding was seen: they are copied before, say. Where another input
+        has two axes, one number for each sequence is no token, but its length or class."""
         leaves = tensors_in(self.given)
+        most = max((len(mark.shape) for mark in self.marks if mark is not None), default=0)
         return frozenset(
             number
             for number, (x, mark) in enumerate(zip(leaves, self.marks, strict=True))
-            if (mark is None or number in self.copied) and is_tokens(x)
+            if (mark is None or number in self.copied) and is_tokens(x) and not x.dim() == 1 < most
         )
 
     def _touch(self, x: Tensor, at: tuple) -> None:

@@ -457,6 +457,26 @@ def test_padding_is_in_no_metric():
             assert both[column].to_numpy() == pytest.approx(expected.to_numpy(), rel=1e-9, abs=1e-14, nan_ok=True)
 
 
+class ToldByLengths(Padded):
+    """Its argument is called as one of the functions that record it."""
+
+    def forward(self, ids, keep):
+        return super().forward(ids, torch.arange(ids.shape[1]) < keep[:, None])
+
+
+def test_padding_may_be_told_by_lengths():
+    torch.manual_seed(0)
+    module, ids, lengths = Padded().double().eval().requires_grad_(False), torch.randint(11, (3, 6)), [6, 4, 5]
+    other = ToldByLengths().double().eval().requires_grad_(False)
+    other.load_state_dict(module.state_dict())
+    mask = (torch.arange(6) < torch.tensor(lengths)[:, None]).long()
+    one = rankbench.analyze(module, {"ids": ids, "attention_mask": mask}, "spectrum", "attention")
+    two = rankbench.analyze(other, {"ids": ids, "keep": torch.tensor(lengths)}, "spectrum", "attention")
+    for name in one:
+        numbers = [column for column in one[name].select_dtypes("number") if "floor" not in column]
+        pd.testing.assert_frame_equal(two[name][numbers], one[name][numbers], rtol=1e-9, atol=1e-14)
+
+
 class State(nn.Module):
     """A network of ours without its read-out."""
 
