@@ -250,11 +250,11 @@ def _import(source: str, spec: str) -> ModuleType:
     path = Path(source)
     if not path.is_file():
         raise ConfigError(f"model={spec}: no file {path}; give <file>.py:<function> or <package.module>:<function>")
-    code = ModuleType(path.stem)
+    code = ModuleType(path.name)  # which no module that is imported can have
     code.__file__ = str(path.resolve())
     plugins.name_file(path)
     sys.path.insert(0, str(path.resolve().parent))  # as `python mine.py` finds the modules next to it
-    sys.modules[path.stem] = code
+    sys.modules[path.name] = code
     try:
         # not by an import, whose cache misses a change made within one second of the last
         exec(compile(path.read_bytes(), path, "exec"), code.__dict__)

@@ -30,6 +30,7 @@ from rankbench.judging.registries import paper_of
 from rankbench.measures.law import LAWS
 from rankbench.measures.states import STATE_METRICS
 from rankbench.model import KINDS, initial_model
+from rankbench.model.modules import build
 from rankbench.model.weighting_check import check_weighting
 from rankbench.model.weightings import ATTENTIONS, Softmax, Start, Weighting, dot_products, hidden_as
 from rankbench.report.report import gather
@@ -153,6 +154,18 @@ def test_published_numbers_that_do_not_fit_are_refused(elsewhere, text, said):
     load_plugins(["mine"])
     with pytest.raises(ConfigError, match=f"published.csv: {said}"):
         figures_published()
+
+
+def test_a_plugin_may_be_called_as_the_file_of_a_network(elsewhere):
+    (elsewhere / "networks").mkdir()
+    (elsewhere / "networks" / "mine.py").write_text(
+        "import torch\ndef network():\n    return torch.nn.Linear(2, 2), torch.ones(1, 2)"
+    )
+    (elsewhere / "mine.py").write_text("is_plugin = True")
+    (elsewhere / "conf").mkdir()
+    build("networks/mine.py:network")
+    load_plugins(["mine"])
+    assert sys.modules["mine"].is_plugin
 
 
 def test_a_finite_set_is_split_anew_by_each_seed_without_an_overlap(elsewhere):
