@@ -312,7 +312,7 @@ class Touched(Touching):
         found = {mark.axes_of(at, size) for at, size in ends if 0 < len(at) < size}
         axes = {axis for axes in found for axis in axes if len(axes) == 1}
         if len(axes) != 1:
-            return Axes(None, ())
+            return Axes(mark.sequences, ())
         (tokens,) = axes
         return Axes(1 - tokens if len(mark.shape) - mark.has_features > 1 else None, (tokens,))
 

@@ -28,7 +28,7 @@ from rankbench.tape.plain import Changed, Plain, Size
 from rankbench.tape.probe import UNREACHED, Touched
 from rankbench.tape.reading import Axes, Input, Output, ReadCall, Reading, State
 from rankbench.tape.tags import Role, Visit
-from rankbench.tape.touch import Way, is_partly, is_spread, touched_at
+from rankbench.tape.touch import Way, changed_at, is_partly, is_spread, touched_at
 from rankbench.tape.touching import Touching
 
 TOUCH = 0.03  # standard deviations by which a number is changed
@@ -54,7 +54,7 @@ def read(
     ):
         _refuse_change(module, plain.sizes, again.sizes)
     del again, repeated
-    touched, touched_output = _touch(module, submodule, plain, args, kwargs)
+    touched, touched_output, spread = _touch(module, submodule, plain, output, args, kwargs)
     _check_alike(module, touched)
     _check_blocks(touched)
     _check_loops(touched)
@@ -65,6 +65,8 @@ def read(
     )
     old, new = named_tensors(output), named_tensors(touched_output)
     outputs = [_output(before, after, touched, False) for before, after in zip(old, new, strict=True)]
+    if spread is not None:
+        _check_apart(outputs, old, spread, touched)
     if submodule is not None and plain.wanted_result is not None and touched.wanted_result is not None:
         before, after = ((submodule, of_pass) for of_pass in (plain.wanted_result, touched.wanted_result))
         outputs.append(_output(before, after, touched, True))
@@ -75,16 +77,19 @@ def read(
 
 
 def _touch(
-    module: Callable, submodule: str | None, plain: Plain, args: tuple, kwargs: dict[str, Any]
-) -> tuple[Touched, Any]:
-    """The touched pass and its output. Where it does not arrive at an attention call, the touched token may be padding
-    that the module leaves out: then one at the other end is touched."""
+    module: Callable, submodule: str | None, plain: Plain, plain_output: Any, args: tuple, kwargs: dict[str, Any]
+) -> tuple[Touched, Any, Any]:
+    """The touched pass, its output, and that of a pass in which the touch spreads; None if nothing is touched. Where it
+    does not arrive at an attention call, the touched token may be padding that the module leaves out: then one at the
+    other end is touched."""
     ways = [Way(TOUCH), Way(TOUCH / 100), Way(0.0)]  # 0: what the tags say
     best, most = None, -1
     while ways:
         way = ways.pop(0)
         try:
-            touched = Touched(module, submodule, plain, way, _sequences(module, plain, way, args, kwargs))
+            spreading = Touching(module, None, way)
+            spread = spreading.passed(args, kwargs) if way.scale else None
+            touched = Touched(module, submodule, plain, way, _sequences(plain, spreading, plain_output, spread))
             output = touched.passed(args, kwargs)
         except Changed:
             if best is not None:
@@ -95,7 +100,7 @@ def _touch(
             continue
         arrived = sum(bool(call.touched) for call in touched.calls)
         if arrived > most:
-            best, most = (touched, output), arrived
+            best, most = (touched, output, spread), arrived
         if arrived == len(touched.calls) or way.early or not way.scale:
             break
         ways.insert(0, Way(way.scale, early=True))
@@ -147,19 +152,32 @@ def _check_loops(touched: Touched) -> None:
             )
 
 
-def _sequences(module: Callable, plain: Plain, way: Way, args: tuple, kwargs: dict[str, Any]) -> dict[int, int]:
-    """The axis of each input that counts sequences, where all states in which its touch is found agree."""
-    if not way.scale:
-        return {}
-    touching = Touching(module, None, way)
-    touching.passed(args, kwargs)
+def _check_apart(outputs: Sequence[Output], old: Sequence[tuple[str, Tensor]], spread: Any, touched: Touched) -> None:
+    """ConfigError if what one sequence holds changes others. old, spread: the module's results as they are, and with a
+    touch that spreads as the network spreads it."""
+    number, size = touched.sequence
+    marks = {index: mark for index, mark in enumerate(touched.marks) if mark is not None}
+    axes = {index: touched.axes_of_input(index).batch for index in marks}
+    if any(axis is None or marks[index].shape[axis] != size for index, axis in axes.items()):
+        return  # an input that all sequences share, say
+    for output, (name, before), (_, after) in zip(outputs, old, named_tensors(spread), strict=False):
+        batch = None if output.axes is None else output.axes.batch
+        if batch is not None and before.shape[batch] == size and set(changed_at(after, before, batch)) - {number}:
+            raise ConfigError(
+                f"{name}: what one sequence of the batch holds changes the results of others, so that each is measured "
+                "with the others in it; give a network whose sequences are independent"
+            )
+
+
+def _sequences(plain: Plain, spreading: Touching, output: Any, spread: Any) -> dict[int, int]:
+    """The axis of each input that counts sequences, where all states and results in which its touch is found agree.
+    output, spread: what the module returns as it is, and with a touch that spreads."""
+    pairs = [(state.left, spreading.states[run].left) for run, state in plain.states.items() if run in spreading.states]
+    pairs += [(old, new) for (_, old), (_, new) in zip(named_tensors(output), named_tensors(spread), strict=False)]
     found: dict[int, set[int]] = {}
-    for run, (_, before, _) in plain.states.items():
-        after = touching.states.get(run)
-        for number, mark in enumerate(touching.marks):
-            if mark is None or after is None or after.left.shape != before.shape:
-                continue
-            if (axis := mark.sequences_in(after.left, before)) is not None:
+    for old, new in pairs:
+        for number, mark in enumerate(spreading.marks):
+            if mark is not None and new.shape == old.shape and (axis := mark.sequences_in(new, old)) is not None:
                 found.setdefault(number, set()).add(axis)
     return {number: axes.pop() for number, axes in found.items() if len(axes) == 1}
 

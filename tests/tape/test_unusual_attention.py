@@ -334,6 +334,53 @@ def test_what_torch_compiled_is_recorded_as_python_code():
     assert_same_sums(record(torch.compile(module, backend="eager"), x), record(usual, x))
 
 
+class TiedRows(Attention):
+    """Several rows of tokens, as in aligned sequences, whose heads have one P for all rows: x (B, R, N, D)."""
+
+    def __init__(self, is_einsum):
+        super().__init__(written_out)
+        self.is_einsum = is_einsum
+
+    def forward(self, x):
+        q, k, v = (part(x).unflatten(-1, (H, -1)) for part in (self.q, self.k, self.v))
+        if self.is_einsum:
+            p = torch.einsum("brnhk,brmhk->bhnm", q, k).softmax(-1)
+            return self.out(torch.einsum("bhnm,brmhk->brnhk", p, v).flatten(3))
+        q, k, v = (y.permute(0, 3, 2, 1, 4).flatten(3) for y in (q, k, v))
+        mixed = (q @ k.mT).softmax(-1) @ v
+        return self.out(mixed.unflatten(3, (x.shape[1], -1)).permute(0, 3, 2, 1, 4).flatten(3))
+
+
+def test_rows_that_share_their_weights_have_heads_however_they_are_written():
+    x = random("rows", 3, 4, 6, D)
+    one, other = (drawn(Sequence(TiedRows(is_einsum), MLP(), TiedRows(is_einsum))) for is_einsum in (True, False))
+    other.load_state_dict(one.state_dict())
+    tape, same = record(one, x), record(other, x)
+    assert tape.paths().by_length == TWO == same.paths().by_length
+    assert_same_sums(tape, same)
+
+
+class Rolled(nn.Module):
+    """Windows of four tokens, which the second layer shifts by two; padded to whole windows."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Attention(by_kernel) for _ in range(2))
+
+    def forward(self, x):
+        y = F.pad(x, (0, 0, 0, -x.shape[1] % 4))
+        for layer, shift in zip(self.layers, (0, 2), strict=True):
+            windows = y.roll(shift, 1).unflatten(1, (-1, 4))
+            y = (windows + layer(windows.flatten(0, 1)).view_as(windows)).flatten(1, 2).roll(-shift, 1)
+        return y[:, : x.shape[1]]
+
+
+def test_sequences_are_told_from_tokens_at_the_same_place_in_shifted_windows():
+    reading = read(drawn(Rolled()), (states(),))
+    assert reading.outputs[0].axes == Axes(0, (1,)) and reading.inputs[0].axes.batch == 0
+    assert {call.lead.heads for call in reading.calls} == {H}
+
+
 # what experts give, (B, N, E, D), summed with a router's weights w (B, N, E)
 MIXTURES = {
     "matrices": lambda w, x: (w[:, :, None] @ x).squeeze(2),
@@ -573,6 +620,17 @@ class Cast(Attention):
             return super().forward(x)
 
 
+class OfTheBatch(nn.Module):
+    """Attention of the tokens of a sequence, and of the sequences at a token."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.sequences = Attention(by_kernel), Attention(by_kernel)
+
+    def forward(self, x):
+        return self.sequences(self.tokens(x).transpose(0, 1)).transpose(0, 1)
+
+
 class InBlocks(Attention):
     """Causal linear attention of one block of tokens after another, which carries k^T v along."""
 
@@ -596,6 +654,10 @@ class InParts(nn.Module):
 
     def forward(self, x):
         return torch.cat([self.part(some) for some in x.split(self.sizes)])
+
+
+def summed_over_queries(p, v):
+    return torch.einsum("bhnm,bhmk->bhk", p, v)[:, :, None].expand_as(v)
 
 
 def in_parts(parts):
@@ -622,6 +684,11 @@ REFUSED = {
     "as many heads as tokens": (SharedKeys, "which axis counts heads and which tokens"),
     "relative values": (RelativeValues, "same weights in two arrangements"),
     "vmap": (lambda: Mapped(written_out), "within torch.func.vmap"),
+    "attention of the batch": (OfTheBatch, "what one sequence of the batch holds changes the results of others"),
+    "queries summed with their keys": (
+        lambda: Sequence(Attention(lambda q, k, v, _: summed_over_queries((q @ k.mT).softmax(-1), v))),
+        "nothing shows how it applies attention weights",
+    ),
     "autocast": (lambda: Sequence(Cast(written_out)), "within torch.autocast"),
     "TorchScript": (Scripted, "part: TorchScript"),
 }

@@ -4,11 +4,10 @@ Shapes: D and F widths.
 """
 
 import string
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,29 +15,12 @@ from torch import Tensor
 from rankbench.config.keys import ConfigError
 from rankbench.tape.recording import Product, Seen
 from rankbench.tape.replay import Call
-from rankbench.tape.rules.attention import Move, weighted_values
+from rankbench.tape.rules.attention import weighted_values
+from rankbench.tape.rules.layouts import AS_IT_IS, MATRICES, Moves, Ways, after, letters_of, of_vector, ways_of
 from rankbench.tape.rules.linear import as_map, through
 from rankbench.tape.rules.registry import RULES, rule, unchanged
 from rankbench.tape.steps import Affine, Scaled
 from rankbench.tape.tags import Kind, Level, Origin, Role, Scores, Tag, Verdict, Weighted, combined
-
-
-class Moves(NamedTuple):
-    """How to bring weights to (*batch, N, M), values to (*batch, M, K), and (*batch, N, K) to the result. is_unclear:
-    whether the axis of queries was chosen among several of one size."""
-
-    to_weights: Move
-    to_values: Move
-    back: Move
-    is_unclear: bool = False
-
-
-class Ways(NamedTuple):
-    """How a product may be read: with its left factor as weights, with its right one, and as queries times keys."""
-
-    left: Moves | None = None
-    right: Moves | None = None
-    scores: Moves | None = None
 
 
 @rule("mul")
@@ -79,7 +61,7 @@ def _sum(seen: Seen) -> Tag | None:
         squeezed.append(lambda x, shape=tuple(whole[number] for number in kept): x.reshape(shape))
     (left, right), (a, b) = tag.factors, terms
     left_over = "".join(letter for letter in letters if letter not in summed)
-    ways = _ways(a, b, left_over, dict(zip(letters, whole, strict=True)))
+    ways = ways_of(a, b, left_over, dict(zip(letters, whole, strict=True)))
 
     def as_factor() -> Tag | None:
         if ways.scores is not None or tag.node is None:
@@ -90,21 +72,8 @@ def _sum(seen: Seen) -> Tag | None:
     if ways == Ways():
         return as_factor()
     pairs = (squeezed, squeezed[::-1], squeezed)
-    ways = Ways(*(_after(way, first, second, result) for way, (first, second) in zip(ways, pairs, strict=True)))
+    ways = Ways(*(after(way, first, second, result) for way, (first, second) in zip(ways, pairs, strict=True)))
     return _activations(seen, left, right, ways, as_factor)
-
-
-def _after(way: Moves | None, of_weights: Move, of_values: Move, shape: torch.Size) -> Moves | None:
-    """The layout, after a move of each factor, and with the result in this shape."""
-    if way is None:
-        return None
-    to_weights, to_values, back, is_unclear = way
-    return Moves(
-        lambda x: to_weights(of_weights(x)),
-        lambda x: to_values(of_values(x)),
-        lambda x: back(x).reshape(shape),
-        is_unclear,
-    )
 
 
 @rule("div")
@@ -165,19 +134,7 @@ def _matmul(seen: Seen) -> Tag | None:
     a, b = seen.args[:2] if seen.name == "matmul" else reversed(seen.args[:2])
     if b.ndim == 2 and a.ndim > 1 and seen.tag(b).kind == Kind.WEIGHT and seen.tag(a).kind != Kind.WEIGHT:
         return _affine(seen, a, b.mT, None)
-    return _product(seen, a, b, torch.matmul, _of_vector(a, b) if a.ndim == 1 or b.ndim == 1 else MATRICES)
-
-
-def _of_vector(a: Tensor, b: Tensor) -> Ways:
-    """How to read the product of a vector and a matrix, either way round."""
-    if a.ndim + b.ndim != 3:
-        return Ways()
-    terms = ("m", "mk") if a.ndim == 1 else ("km", "m")
-    return _ways(*terms, "k", dict(zip("".join(terms), (*a.shape, *b.shape), strict=True)))
-
-
-AS_IT_IS, TRANSPOSED = Moves(*(unchanged,) * 3), Moves(*(attrgetter("mT"),) * 3)
-MATRICES = Ways(AS_IT_IS, TRANSPOSED, AS_IT_IS)
+    return _product(seen, a, b, torch.matmul, of_vector(a, b) if a.ndim == 1 or b.ndim == 1 else MATRICES)
 
 
 @rule("addmm", "baddbmm")
@@ -207,7 +164,7 @@ def _einsum(seen: Seen) -> Tag | None:
         return through(seen, operands, lambda x: torch.einsum(equation, x))
     if len(operands) != 2:
         return None
-    multiply, terms = partial(torch.einsum, equation), _letters(equation, operands[0].ndim, operands[1].ndim)
+    multiply, terms = partial(torch.einsum, equation), letters_of(equation, operands[0].ndim, operands[1].ndim)
     a, b = operands
     if terms is None:
         return _product(seen, a, b, multiply)
@@ -216,76 +173,7 @@ def _einsum(seen: Seen) -> Tag | None:
         for term, x in zip(terms[:2], operands, strict=True)
         for letter, size in zip(term, x.shape, strict=True)
     }
-    return _product(seen, a, b, multiply, _ways(*terms, sizes))
-
-
-def _letters(equation: str, *ndims: int) -> tuple[str, str, str] | None:
-    """The letters of both terms and of the result, "..." written out; None if a term repeats a letter."""
-    equation = equation.replace(" ", "")
-    given, arrow, out = equation.partition("->")
-    terms = given.split(",")
-    free = [letter for letter in string.ascii_uppercase if letter not in equation]
-    if not arrow:
-        letters = sorted(letter for letter in set(given) - {",", "."} if given.count(letter) == 1)
-        out = ("..." if "..." in given else "") + "".join(letters)
-    widths = [ndim - len(term.replace("...", "")) for term, ndim in zip(terms, ndims, strict=True)]
-    most = max([width for width, term in zip(widths, terms, strict=True) if "..." in term], default=0)
-    terms = [term.replace("...", "".join(free[most - width : most])) for term, width in zip(terms, widths, strict=True)]
-    left, right = terms
-    out = out.replace("...", "".join(free[:most]))
-    return None if any(len(set(term)) < len(term) for term in (left, right, out)) else (left, right, out)
-
-
-def _ways(a: str, b: str, out: str, sizes: Mapping[str, int]) -> Ways:
-    """How to read the product of terms with these letters. sizes: of each letter's axis."""
-    return Ways(_layout(a, b, out, a, sizes), _layout(b, a, out, b, sizes), _layout(a, b, out, out, sizes))
-
-
-def _layout(weights: str, values: str, out: str, order: str, sizes: Mapping[str, int]) -> Moves | None:
-    """The layout of a product of weights and values; None if the letters do not fit.
-
-    order: the term whose order of letters the batch has. Weights may have several letters that the values lack: that of
-    the queries, and groups of heads that share their values; none if they are those of one query, as in a pooled
-    sequence. Of several letters that are summed over, the last in the weights is that of the keys, others are of heads.
-    """
-    batch = [x for x in order if x in weights and x in values and x in out]
-    summed = [x for x in weights if x in values and x not in out]
-    queries = [x for x in weights if x not in values and x in out]
-    features = [x for x in values if x not in weights and x in out]
-    parts = (batch + summed + queries, batch + summed + features, batch + queries + features)
-    is_scores = order == out
-    fits = [*map(len, parts)] == [*map(len, (weights, values, out))] and summed and len(features) == 1
-    if not fits or (is_scores and not len(queries) >= len(summed) == 1):
-        return None
-    *heads, key = summed
-    tokens = features[0] if is_scores else key  # of the scores, the axis of keys is their last
-    alike = [x for x in queries if sizes[x] == sizes[tokens]]
-    query = alike if len(alike) == 1 else queries[-1:]
-    groups = [x for x in queries if x not in query]
-    to_weights = _permuted(weights, [*batch, *heads, *groups, *query, key])
-    to_values = _permuted(values, [*batch, *heads, key, *features])
-    back = _permuted([*batch, *groups, *query, *features], out)
-    shape = [sizes[x] for x in (*batch, *heads, *groups, key, *features)]
-    of_heads = tuple(range(len(batch), len(batch) + len(heads)))
-
-    def shared(x: Tensor) -> Tensor:
-        return to_values(x)[(..., *[None] * len(groups), slice(None), slice(None))].expand(shape)
-
-    def summed_up(x: Tensor) -> Tensor:
-        x = x if query else x[..., 0, :]
-        return back(x.sum(of_heads) if heads else x)
-
-    return Moves(
-        to_weights if query else lambda x: to_weights(x)[..., None, :],
-        shared if groups else to_values,
-        summed_up,
-        len(alike) > 1,
-    )
-
-
-def _permuted(given: Sequence[str], wanted: Sequence[str]) -> Callable[[Tensor], Tensor]:
-    order = [given.index(letter) for letter in wanted]
-    return lambda x: x.permute(order)
+    return _product(seen, a, b, multiply, ways_of(*terms, sizes))
 
 
 def _product(seen: Seen, a: Tensor, b: Tensor, multiply: Callable, ways: Ways = Ways()) -> Tag | None:  # noqa: B008
@@ -305,6 +193,11 @@ def _product(seen: Seen, a: Tensor, b: Tensor, multiply: Callable, ways: Ways = 
 def _activations(seen: Seen, a: Tensor, b: Tensor, ways: Ways, as_factor: Callable[[], Tag | None]) -> Tag | None:
     """A product of two activations: attention, scores, or a product of which one side is frozen (as_factor)."""
     tags, recorder = [seen.tag(a), seen.tag(b)], seen.recorder
+    left, right = (  # decays of a scan multiply several axes of features, too
+        None if way is None or (way.is_wide and tag.level != Level.SOFTMAX) else way
+        for way, tag in zip(ways[:2], tags, strict=True)
+    )
+    ways = Ways(left, right, ways.scores)
     side = _weights_side(*tags)
     by_tags = Verdict(Role.SCORES) if side is None or ways[side] is None else Verdict(Role.ATTENTION, side)
     sides = tuple(None if way is None else _as_weighted(way, number) for number, way in enumerate(ways[:2]))
@@ -315,6 +208,11 @@ def _activations(seen: Seen, a: Tensor, b: Tensor, ways: Ways, as_factor: Callab
     read_as = None if by_tags.role == Role.SCORES else ways[by_tags.side]
     if read_as is not None and read_as.is_unclear:
         raise unclear_axes(seen.call, (a, b))
+    softmax = [tag.mixes and tag.level == Level.SOFTMAX for tag in tags]
+    if side is not None and ways[side] is None and softmax[side] and tags[1 - side].opaque is None:
+        raise ConfigError(
+            f"{seen.call}: nothing shows how it applies attention weights; write it as a product of matrices"
+        )
     role, side = recorder.verdict(Product(seen, (a, b), sides, by_tags, to_scores))
     if role == Role.FACTOR:
         tag = as_factor()
