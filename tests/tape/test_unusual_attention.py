@@ -360,6 +360,39 @@ def test_rows_that_share_their_weights_have_heads_however_they_are_written():
     assert_same_sums(tape, same)
 
 
+def softmax_of_both(x):
+    return x.flatten(-2).softmax(-1).view_as(x)
+
+
+def exponentials_of_both(x):
+    return x.exp() / x.exp().sum((-2, -1), keepdim=True)
+
+
+class OfAGrid(Attention):
+    """Queries and keys along two axes, x (B, R, N, D); softmax: over both axes of keys, else the grid is flattened."""
+
+    def __init__(self, softmax=None):
+        super().__init__(written_out)
+        self.softmax = softmax
+
+    def forward(self, x):
+        if self.softmax is None:
+            return super().forward(x.flatten(1, 2)).view_as(x)
+        q, k, v = (part(x).unflatten(-1, (H, -1)) for part in (self.q, self.k, self.v))
+        p = self.softmax(torch.einsum("brnhk,bsmhk->bhrnsm", q, k) / (D // H) ** 0.5)
+        return self.out(torch.einsum("bhrnsm,bsmhk->brnhk", p, v).flatten(3))
+
+
+@pytest.mark.parametrize("softmax", [softmax_of_both, exponentials_of_both])
+def test_keys_along_two_axes_are_keys(softmax):
+    x = random("grid", 3, 4, 5, D)
+    one, other = (drawn(Sequence(OfAGrid(how), MLP(), OfAGrid(how))) for how in (softmax, None))
+    other.load_state_dict(one.state_dict())
+    tape, same = record(one, x), record(other, x)
+    assert tape.paths().by_length == TWO == same.paths().by_length
+    assert_same_sums(tape, same)
+
+
 class Rolled(nn.Module):
     """Windows of four tokens, which the second layer shifts by two; padded to whole windows."""
 

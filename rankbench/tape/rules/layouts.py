@@ -22,6 +22,7 @@ class Moves(NamedTuple):
     back: Move
     is_unclear: bool = False
     is_wide: bool = False
+    with_all_keys: "Moves | None" = None
 
 
 class Ways(NamedTuple):
@@ -55,16 +56,25 @@ def letters_of(equation: str, *ndims: int) -> tuple[str, str, str] | None:
 
 def ways_of(a: str, b: str, out: str, sizes: Mapping[str, int]) -> Ways:
     """How to read the product of terms with these letters. sizes: of each letter's axis."""
-    return Ways(_layout(a, b, out, a, sizes), _layout(b, a, out, b, sizes), _layout(a, b, out, out, sizes))
+    return Ways(_of_weights(a, b, out, sizes), _of_weights(b, a, out, sizes), _layout(a, b, out, out, sizes, True))
 
 
-def _layout(weights: str, values: str, out: str, order: str, sizes: Mapping[str, int]) -> Moves | None:
+def _of_weights(weights: str, values: str, out: str, sizes: Mapping[str, int]) -> Moves | None:
+    one, several = (_layout(weights, values, out, weights, sizes, together) for together in (False, True))
+    return (
+        one
+        if one is None or sum(x in values and x not in out for x in weights) == 1
+        else one._replace(with_all_keys=several)
+    )
+
+
+def _layout(weights: str, values: str, out: str, order: str, sizes: Mapping[str, int], together: bool) -> Moves | None:
     """The layout of a product of weights and values; None if the letters do not fit.
 
     order: the term whose order of letters the batch has. Weights may have several letters that the values lack: that of
     the queries, and groups of heads that share their values; none if they are those of one query, as in a pooled
     sequence. Of several letters that are summed over, the last in the weights is that of the keys, others are of heads;
-    in scores all are features. Several letters of features are as one.
+    together: all are of keys, or in scores of features. Several letters of features are as one.
     """
     batch = [x for x in order if x in weights and x in values and x in out]
     summed = [x for x in weights if x in values and x not in out]
@@ -73,11 +83,11 @@ def _layout(weights: str, values: str, out: str, order: str, sizes: Mapping[str,
     parts = (batch + summed + queries, batch + summed + features, batch + queries + features)
     is_scores = order == out
     fits = [*map(len, parts)] == [*map(len, (weights, values, out))] and summed and features
-    if not fits or (is_scores and not (queries and len(features) == 1)):
+    if not fits or (is_scores and not queries):
         return None
-    heads, keys = ([], summed) if is_scores else (summed[:-1], summed[-1:])
-    tokens = features[0] if is_scores else keys[0]  # of the scores, the axis of keys is their last
-    alike = [x for x in queries if sizes[x] == sizes[tokens]]
+    heads, keys = ([], summed) if together else (summed[:-1], summed[-1:])
+    tokens = features if is_scores else keys  # of the scores, the axis of keys is their last
+    alike = [x for x in queries if len(tokens) == 1 and sizes[x] == sizes[tokens[0]]]
     query = alike if len(alike) == 1 else queries[-1:]
     groups = [x for x in queries if x not in query]
     to_weights = _merged(_permuted(weights, [*batch, *heads, *groups, *query, *keys]), -len(keys), -1)
@@ -130,4 +140,5 @@ def after(way: Moves | None, of_weights: Move, of_values: Move, shape: torch.Siz
         to_weights=lambda x: way.to_weights(of_weights(x)),
         to_values=lambda x: way.to_values(of_values(x)),
         back=lambda x: way.back(x).reshape(shape),
+        with_all_keys=after(way.with_all_keys, of_weights, of_values, shape),
     )

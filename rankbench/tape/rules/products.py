@@ -193,9 +193,8 @@ def _product(seen: Seen, a: Tensor, b: Tensor, multiply: Callable, ways: Ways = 
 def _activations(seen: Seen, a: Tensor, b: Tensor, ways: Ways, as_factor: Callable[[], Tag | None]) -> Tag | None:
     """A product of two activations: attention, scores, or a product of which one side is frozen (as_factor)."""
     tags, recorder = [seen.tag(a), seen.tag(b)], seen.recorder
-    left, right = (  # decays of a scan multiply several axes of features, too
-        None if way is None or (way.is_wide and tag.level != Level.SOFTMAX) else way
-        for way, tag in zip(ways[:2], tags, strict=True)
+    left, right = (
+        None if way is None else _of_weights(way, x, tag) for way, x, tag in zip(ways, (a, b), tags, strict=False)
     )
     ways = Ways(left, right, ways.scores)
     side = _weights_side(*tags)
@@ -235,6 +234,17 @@ def _activations(seen: Seen, a: Tensor, b: Tensor, ways: Ways, as_factor: Callab
     if tags[side].form == "exp" and not have_unit_sums(p):  # exponentials that are not divided by their sum
         of_p = None
     return weighted_values(seen, lambda: p, v, way.to_values, way.back, scores and scores[:2], of_p, reads=[p])
+
+
+def _of_weights(way: Moves, p: Tensor, tag: Tag) -> Moves | None:
+    """The layout with all axes that are summed over as keys, if a softmax is over all of them. None for several axes of
+    features without a softmax, as the decays of a scan have."""
+    if way.is_wide and tag.level != Level.SOFTMAX:
+        return None
+    every = way.with_all_keys
+    return (
+        way if every is None or have_unit_sums(way.to_weights(p)) or not have_unit_sums(every.to_weights(p)) else every
+    )
 
 
 def unclear_axes(call: Call, tensors: Sequence[Tensor]) -> ConfigError:
