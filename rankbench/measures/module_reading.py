@@ -286,6 +286,11 @@ def _target(reading: Reading, asked: Asked, name: str) -> Output:
             f"{name}: {target.name} is one number for all sequences; return the last states, or give output="
             "<a submodule>"
         )
+    if not target.is_apart:
+        raise ConfigError(
+            f"{name}: what one sequence of the batch holds changes {target.name} of others, so that each is measured "
+            "with the others in it; give a network whose sequences are independent, or another output"
+        )
     return target
 
 

@@ -31,6 +31,9 @@ from rankbench.tape.tags import Role, Visit
 from rankbench.tape.touch import Way, changed_at, is_partly, is_spread, touched_at
 from rankbench.tape.touching import Touching
 
+Result = tuple[str, Tensor]  # by its name
+Results = list[Result]
+
 TOUCH = 0.03  # standard deviations by which a number is changed
 REPEATED = 8  # roundings of a call's numbers by which two equal passes may differ
 
@@ -54,7 +57,7 @@ def read(
     ):
         _refuse_change(module, plain.sizes, again.sizes)
     del again, repeated
-    touched, touched_output, spread = _touch(module, submodule, plain, output, args, kwargs)
+    touched, touched_results, spread_results = _touch(module, submodule, plain, _results(plain, output), args, kwargs)
     _check_alike(module, touched)
     _check_blocks(touched)
     _check_loops(touched)
@@ -63,13 +66,10 @@ def read(
         Input(name, tuple(x.shape), touched.axes_of_input(number), touched.marks[number] is not None)
         for number, (name, x) in enumerate(zip(names, tensors_in([args, kwargs]), strict=True))
     )
-    old, new = named_tensors(output), named_tensors(touched_output)
-    outputs = [_output(before, after, touched, False) for before, after in zip(old, new, strict=True)]
-    if spread is not None:
-        _check_apart(outputs, old, spread, touched)
-    if submodule is not None and plain.wanted_result is not None and touched.wanted_result is not None:
-        before, after = ((submodule, of_pass) for of_pass in (plain.wanted_result, touched.wanted_result))
-        outputs.append(_output(before, after, touched, True))
+    results = zip(_results(plain, output), touched_results, spread_results, strict=False)
+    outputs = [
+        _output(*of_passes, touched, number >= len(named_tensors(output))) for number, of_passes in enumerate(results)
+    ]
     return Reading(
         touched.roles, tuple(touched.calls), tuple(touched.factors), inputs, tuple(outputs), _states(plain, touched),
         tuple(plain.uncovered),
@@ -77,9 +77,9 @@ def read(
 
 
 def _touch(
-    module: Callable, submodule: str | None, plain: Plain, plain_output: Any, args: tuple, kwargs: dict[str, Any]
-) -> tuple[Touched, Any, Any]:
-    """The touched pass, its output, and that of a pass in which the touch spreads; None if nothing is touched. Where it
+    module: Callable, submodule: str | None, plain: Plain, plain_results: Results, args: tuple, kwargs: dict[str, Any]
+) -> tuple[Touched, Results, Results]:
+    """The touched pass, its results, and those of a pass in which the touch spreads as the network spreads it. Where it
     does not arrive at an attention call, the touched token may be padding that the module leaves out: then one at the
     other end is touched."""
     ways = [Way(TOUCH), Way(TOUCH / 100), Way(0.0)]  # 0: what the tags say
@@ -87,10 +87,10 @@ def _touch(
     while ways:
         way = ways.pop(0)
         try:
-            spreading = Touching(module, None, way)
-            spread = spreading.passed(args, kwargs) if way.scale else None
-            touched = Touched(module, submodule, plain, way, _sequences(plain, spreading, plain_output, spread))
-            output = touched.passed(args, kwargs)
+            spreading = Touching(module, submodule, way)
+            spread = _results(spreading, spreading.passed(args, kwargs)) if way.scale else plain_results
+            touched = Touched(module, submodule, plain, way, _sequences(plain, spreading, plain_results, spread))
+            results = _results(touched, touched.passed(args, kwargs))
         except Changed:
             if best is not None:
                 break
@@ -100,7 +100,7 @@ def _touch(
             continue
         arrived = sum(bool(call.touched) for call in touched.calls)
         if arrived > most:
-            best, most = (touched, output, spread), arrived
+            best, most = (touched, results, spread), arrived
         if arrived == len(touched.calls) or way.early or not way.scale:
             break
         ways.insert(0, Way(way.scale, early=True))
@@ -152,28 +152,10 @@ def _check_loops(touched: Touched) -> None:
             )
 
 
-def _check_apart(outputs: Sequence[Output], old: Sequence[tuple[str, Tensor]], spread: Any, touched: Touched) -> None:
-    """ConfigError if what one sequence holds changes others. old, spread: the module's results as they are, and with a
-    touch that spreads as the network spreads it."""
-    number, size = touched.sequence
-    marks = {index: mark for index, mark in enumerate(touched.marks) if mark is not None}
-    axes = {index: touched.axes_of_input(index).batch for index in marks}
-    if any(axis is None or marks[index].shape[axis] != size for index, axis in axes.items()):
-        return  # an input that all sequences share, say
-    for output, (name, before), (_, after) in zip(outputs, old, named_tensors(spread), strict=False):
-        batch = None if output.axes is None else output.axes.batch
-        if batch is not None and before.shape[batch] == size and set(changed_at(after, before, batch)) - {number}:
-            raise ConfigError(
-                f"{name}: what one sequence of the batch holds changes the results of others, so that each is measured "
-                "with the others in it; give a network whose sequences are independent"
-            )
-
-
-def _sequences(plain: Plain, spreading: Touching, output: Any, spread: Any) -> dict[int, int]:
-    """The axis of each input that counts sequences, where all states and results in which its touch is found agree.
-    output, spread: what the module returns as it is, and with a touch that spreads."""
+def _sequences(plain: Plain, spreading: Touching, results: Results, spread: Results) -> dict[int, int]:
+    """The axis of each input that counts sequences, where all states and results in which its touch is found agree."""
     pairs = [(state.left, spreading.states[run].left) for run, state in plain.states.items() if run in spreading.states]
-    pairs += [(old, new) for (_, old), (_, new) in zip(named_tensors(output), named_tensors(spread), strict=False)]
+    pairs += [(old, new) for (_, old), (_, new) in zip(results, spread, strict=False)]
     found: dict[int, set[int]] = {}
     for old, new in pairs:
         for number, mark in enumerate(spreading.marks):
@@ -268,10 +250,27 @@ def _digest(x: Tensor) -> tuple:
     return tuple(x.shape), numbers.sum().item(), numbers.square().sum().item(), numbers.flatten()[-1:].tolist()[0]
 
 
-def _output(old: tuple[str, Tensor], new: tuple[str, Tensor], touched: Touched, is_submodule: bool) -> Output:
-    (name, before), (_, after) = old, new
+def _results(of_pass: Plain, output: Any) -> Results:
+    """What a pass returned, and last the result of the submodule that is wanted, if one is."""
+    of_submodule = [] if of_pass.wanted_result is None else [(str(of_pass.submodule), of_pass.wanted_result)]
+    return named_tensors(output) + of_submodule
+
+
+def _output(old: Result, new: Result, spread: Result, touched: Touched, is_submodule: bool) -> Output:
+    (name, before), (_, after), (_, reached) = old, new, spread
     axes = _axes(after, before, touched.calls, touched.sequence) if after.shape == before.shape else None
-    return Output(name, tuple(before.shape), axes, touched.tag(after).passed, is_submodule)
+    is_apart = axes is None or axes.batch is None or _is_apart(before, reached, axes.batch, touched)
+    return Output(name, tuple(before.shape), axes, touched.tag(after).passed, is_submodule, is_apart)
+
+
+def _is_apart(before: Tensor, reached: Tensor, batch: int, touched: Touched) -> bool:
+    """Whether the touch of one sequence reaches no other, where all inputs have an axis of them."""
+    number, size = touched.sequence
+    marks = {index: mark for index, mark in enumerate(touched.marks) if mark is not None}
+    axes = {index: touched.axes_of_input(index).batch for index in marks}
+    if before.shape[batch] != size or any(axis is None or marks[at].shape[axis] != size for at, axis in axes.items()):
+        return True  # an input that all sequences share, say
+    return not set(changed_at(reached, before, batch)) - {number}
 
 
 def named_tensors(output: Any) -> list[tuple[str, Tensor]]:

@@ -139,13 +139,15 @@ class Input(NamedTuple):
 
 class Output(NamedTuple):
     """A tensor of floats that the network returns. axes: None if not known. passed: the attention calls on the way to
-    it, a bit for each number. is_submodule: whether it is the result of a submodule instead."""
+    it, a bit for each number. is_submodule: whether it is the result of a submodule instead. is_apart: whether no
+    sequence changes those of others."""
 
     name: str
     shape: tuple[int, ...]
     axes: Axes | None
     passed: int
     is_submodule: bool
+    is_apart: bool
 
 
 class State(NamedTuple):

@@ -26,6 +26,8 @@ from networks_of_others import (
 from torch import nn
 
 from rankbench.config.keys import ConfigError
+from rankbench.measures.module_reading import Asked, read_module
+from rankbench.model.modules import Example
 from rankbench.tape import record
 from rankbench.tape.probe import Touched
 from rankbench.tape.read import read
@@ -360,6 +362,26 @@ def test_rows_that_share_their_weights_have_heads_however_they_are_written():
     assert_same_sums(tape, same)
 
 
+class OfTheBatch(nn.Module):
+    """Attention of the tokens of a sequence, and of the sequences at a token."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.sequences = Attention(by_kernel), Attention(by_kernel)
+
+    def forward(self, x):
+        of_tokens = self.tokens(x)
+        return self.sequences(of_tokens.transpose(0, 1)).transpose(0, 1), of_tokens
+
+
+def test_a_result_in_which_sequences_mix_is_not_measured():
+    module, x = drawn(OfTheBatch()), states()
+    assert [output.is_apart for output in read(module, (x,)).outputs] == [False, True]
+    with pytest.raises(ConfigError, match="holds changes 0 of others"):
+        read_module(module, Example((x,)))
+    assert read_module(module, Example((x,)), Asked(output="1")).target.name == "1"
+
+
 def softmax_of_both(x):
     return x.flatten(-2).softmax(-1).view_as(x)
 
@@ -653,17 +675,6 @@ class Cast(Attention):
             return super().forward(x)
 
 
-class OfTheBatch(nn.Module):
-    """Attention of the tokens of a sequence, and of the sequences at a token."""
-
-    def __init__(self):
-        super().__init__()
-        self.tokens, self.sequences = Attention(by_kernel), Attention(by_kernel)
-
-    def forward(self, x):
-        return self.sequences(self.tokens(x).transpose(0, 1)).transpose(0, 1)
-
-
 class InBlocks(Attention):
     """Causal linear attention of one block of tokens after another, which carries k^T v along."""
 
@@ -717,7 +728,6 @@ REFUSED = {
     "as many heads as tokens": (SharedKeys, "which axis counts heads and which tokens"),
     "relative values": (RelativeValues, "same weights in two arrangements"),
     "vmap": (lambda: Mapped(written_out), "within torch.func.vmap"),
-    "attention of the batch": (OfTheBatch, "what one sequence of the batch holds changes the results of others"),
     "queries summed with their keys": (
         lambda: Sequence(Attention(lambda q, k, v, _: summed_over_queries((q @ k.mT).softmax(-1), v))),
         "nothing shows how it applies attention weights",
