@@ -145,7 +145,8 @@ def _check_loops(touched: Touched) -> None:
         reached, left_out = (
             call.touched if call.touched_queries is None else call.touched_queries for call in (one, other)
         )
-        if reached and not left_out and len(where) == 1:
+        reads_alike = other.touched or one.shape[-2:] == other.shape[-2:]  # the same keys, or those of other sequences
+        if reached and not left_out and reads_alike and len(where) == 1:
             raise ConfigError(
                 f"{one.call} and {other.call}: attention of some queries or sequences after others, written as a loop, "
                 "whose heads would count once for each; give all of them to one call"

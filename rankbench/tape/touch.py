@@ -60,7 +60,8 @@ class Mark(NamedTuple):
         touched = [changed_at(new, old, axis) for axis in range(new.dim())]
         alone = [(size, at[0]) for at, size in zip(touched, new.shape, strict=True) if len(at) == 1 and size > 1]
         fits = [axis for axis in range(min(2, len(self.shape))) if (self.shape[axis], self.at[axis]) in alone]
-        return fits[0] if len(alone) == len(fits) == 1 else None
+        is_told = len(alone) == len(fits) == 1 and 1 not in self.shape[:2]  # one token, or sequence, is not told
+        return fits[0] if is_told else None
 
 
 def middle(at: Sequence[int], size: int) -> int:

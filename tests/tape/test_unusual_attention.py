@@ -362,6 +362,21 @@ def test_rows_that_share_their_weights_have_heads_however_they_are_written():
     assert_same_sums(tape, same)
 
 
+class TokensFirst(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.part = Sequence(Attention(by_kernel), MLP())
+
+    def forward(self, x):
+        return self.part(x.transpose(0, 1)).transpose(0, 1)
+
+
+@pytest.mark.parametrize(("sequences", "tokens"), [(1, 4), (1, 7), (2, 2), (7, 7), (16, 3)])
+def test_tokens_first_are_tokens_whatever_the_sizes(sequences, tokens):
+    found = read_module(drawn(TokensFirst()), Example((random("tokens first", tokens, sequences, D),)))
+    assert found.axes == Axes(1, (0,)) and found.example.num_sequences == sequences
+
+
 class OfTheBatch(nn.Module):
     """Attention of the tokens of a sequence, and of the sequences at a token."""
 
