@@ -95,9 +95,6 @@ def without_fast_path() -> Iterator[None]:
 
 def uncompiled() -> AbstractContextManager:
     """What torch.compile compiled runs as Python code inside; with torch 2.6 or later."""
-    has_compiled = "torch._dynamo" in sys.modules  # importing it takes a second
-    return (
-        torch.compiler.set_stance("force_eager")
-        if has_compiled and hasattr(torch.compiler, "set_stance")
-        else nullcontext()
-    )
+    if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):  # importing it takes a second
+        return torch.compiler.set_stance("force_eager")
+    return nullcontext()

@@ -15,7 +15,8 @@ from rankbench.tape.rules.registry import unchanged
 
 class Moves(NamedTuple):
     """How to bring weights to (*batch, N, M), values to (*batch, M, K), and (*batch, N, K) to the result. is_unclear:
-    whether the axis of queries was chosen among several of one size. is_wide: whether K is several axes of features."""
+    whether the axis of queries was chosen among several of one size. is_wide: whether K is several axes of features.
+    with_all_keys: the layout in which M is all axes that are summed over, if these are several; else None."""
 
     to_weights: Move
     to_values: Move
@@ -56,16 +57,15 @@ def letters_of(equation: str, *ndims: int) -> tuple[str, str, str] | None:
 
 def ways_of(a: str, b: str, out: str, sizes: Mapping[str, int]) -> Ways:
     """How to read the product of terms with these letters. sizes: of each letter's axis."""
-    return Ways(_of_weights(a, b, out, sizes), _of_weights(b, a, out, sizes), _layout(a, b, out, out, sizes, True))
+    scores = _layout(a, b, out, out, sizes, together=True)
+    return Ways(_of_weights(a, b, out, sizes), _of_weights(b, a, out, sizes), scores)
 
 
 def _of_weights(weights: str, values: str, out: str, sizes: Mapping[str, int]) -> Moves | None:
-    one, several = (_layout(weights, values, out, weights, sizes, together) for together in (False, True))
-    return (
-        one
-        if one is None or sum(x in values and x not in out for x in weights) == 1
-        else one._replace(with_all_keys=several)
-    )
+    way = _layout(weights, values, out, weights, sizes, together=False)
+    if way is None or sum(x in values and x not in out for x in weights) == 1:
+        return way
+    return way._replace(with_all_keys=_layout(weights, values, out, weights, sizes, together=True))
 
 
 def _layout(weights: str, values: str, out: str, order: str, sizes: Mapping[str, int], together: bool) -> Moves | None:

@@ -242,9 +242,9 @@ def _of_weights(way: Moves, p: Tensor, tag: Tag) -> Moves | None:
     if way.is_wide and tag.level != Level.SOFTMAX:
         return None
     every = way.with_all_keys
-    return (
-        way if every is None or have_unit_sums(way.to_weights(p)) or not have_unit_sums(every.to_weights(p)) else every
-    )
+    if every is not None and not have_unit_sums(way.to_weights(p)) and have_unit_sums(every.to_weights(p)):
+        return every
+    return way
 
 
 def unclear_axes(call: Call, tensors: Sequence[Tensor]) -> ConfigError:
