@@ -427,6 +427,9 @@ def test_keys_along_two_axes_are_keys(softmax):
     other.load_state_dict(one.state_dict())
     tape, same = record(one, x), record(other, x)
     assert tape.paths().by_length == TWO == same.paths().by_length
+    assert (
+        {call.shape for call in tape.reading.calls} == {(3, H, 20, 20)} == {call.shape for call in same.reading.calls}
+    )
     assert_same_sums(tape, same)
 
 

@@ -88,9 +88,13 @@ def _layout(weights: str, values: str, out: str, order: str, sizes: Mapping[str,
     heads, keys = ([], summed) if together else (summed[:-1], summed[-1:])
     tokens = features if is_scores else keys  # of the scores, the axis of keys is their last
     alike = [x for x in queries if len(tokens) == 1 and sizes[x] == sizes[tokens[0]]]
-    query = alike if len(alike) == 1 else queries[-1:]
+    grid = queries[-len(tokens) :] if len(tokens) > 1 else []  # queries along as many axes as keys
+    if [sizes[x] for x in grid] != [sizes[x] for x in tokens]:
+        grid = []
+    query = grid or (alike if len(alike) == 1 else queries[-1:])
     groups = [x for x in queries if x not in query]
     to_weights = _merged(_permuted(weights, [*batch, *heads, *groups, *query, *keys]), -len(keys), -1)
+    to_weights = _merged(to_weights, -1 - len(grid), -2) if grid else to_weights
     to_values = _permuted(values, [*batch, *heads, *keys, *features])
     to_values = _merged(_merged(to_values, -len(features), -1), -1 - len(keys), -2)
     back = _permuted([*batch, *groups, *query, *features], out)
@@ -103,7 +107,8 @@ def _layout(weights: str, values: str, out: str, order: str, sizes: Mapping[str,
 
     def summed_up(x: Tensor) -> Tensor:
         x = x if query else x[..., 0, :]
-        return back((x.sum(of_heads) if heads else x).unflatten(-1, lengths))
+        x = (x.sum(of_heads) if heads else x).unflatten(-1, lengths)
+        return back(x.unflatten(-1 - len(features), [sizes[y] for y in grid]) if grid else x)
 
     return Moves(
         to_weights if query else lambda x: to_weights(x)[..., None, :],
