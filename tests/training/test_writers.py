@@ -115,30 +115,28 @@ def test_wandb_holds_the_rows_of_the_metrics(tmp_path, monkeypatch):
     monkeypatch.delenv("WANDB_MODE", raising=False)  # offline is the default
     from wandb.proto.wandb_internal_pb2 import Record
 
-    def whole_file(path):
-        """The records of a run that has ended. W&B's own process writes them, and may be behind."""
+    def records_of(seed):
+        """The records of both trainings, which have ended. W&B's own process writes them, and may be behind."""
         deadline = time.monotonic() + 60
         while True:
-            records = [Record.FromString(data) for data in wandb_records(path)]
-            if any(record.HasField("exit") for record in records):
-                return records
+            paths = sorted(tmp_path.glob(f"wandb/offline-run-*-{seed}/*.wandb"))
+            files = [[Record.FromString(data) for data in wandb_records(path)] for path in paths if path.stat().st_size]
+            if sum(record.HasField("exit") for records in files for record in records) == 2:
+                return [record for records in files for record in records]
             assert time.monotonic() < deadline
             time.sleep(0.1)
 
     metrics = twice_trained(tmp_path, "wandb")
     for seed in (0, 1):
         histories, configs = {}, set()
-        for path in sorted(tmp_path.glob(f"wandb/offline-run-*-{seed}/*.wandb")):
-            for record in whole_file(path):
-                if record.HasField("history"):
-                    items = {
-                        (item.key or item.nested_key[0]): json.loads(item.value_json) for item in record.history.item
-                    }
-                    for tag in items.keys() - {"_step", "_timestamp", "_runtime"}:
-                        histories.setdefault(tag, {})[items["_step"]] = items[tag]
-                if record.HasField("run"):
-                    configs |= {(item.key, item.value_json) for item in record.run.config.update}
-                    assert record.run.run_group == tmp_path.name and record.run.run_id.endswith(f"-{seed}")
+        for record in records_of(seed):
+            if record.HasField("history"):
+                items = {(item.key or item.nested_key[0]): json.loads(item.value_json) for item in record.history.item}
+                for tag in items.keys() - {"_step", "_timestamp", "_runtime"}:
+                    histories.setdefault(tag, {})[items["_step"]] = items[tag]
+            if record.HasField("run"):
+                configs |= {(item.key, item.value_json) for item in record.run.config.update}
+                assert record.run.run_group == tmp_path.name and record.run.run_id.endswith(f"-{seed}")
         of_seed = wanted(metrics, seed)
         assert set(histories) == set(of_seed)
         assert json.loads(dict(configs)["model"])["width"] == 8
