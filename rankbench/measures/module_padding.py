@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from rankbench.config.keys import ConfigError
 from rankbench.model.modules import Example
-from rankbench.tape import AttentionCall, tapped
+from rankbench.tape import AttentionCall
 from rankbench.tape.reading import ReadCall, Reading
+from rankbench.tape.sums import tapped
 from rankbench.tape.tags import Site
 from rankbench.tape.touch import hidden_keys
 

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from rankbench.config.keys import ConfigError, closest
 from rankbench.measures.module_padding import run_at_the_end, tap_calls, with_lengths
 from rankbench.model.modules import Example
-from rankbench.tape import AttentionCall, Sums, Tape, recorded
+from rankbench.tape import AttentionCall, Sums, Tape
 from rankbench.tape.read import named_tensors, read
 from rankbench.tape.reading import Axes, Output, ReadCall, Reading
-from rankbench.tape.sums import nothing_read
+from rankbench.tape.sums import nothing_read, recorded
 from rankbench.tape.tags import Site
 
 FEW = 3  # sequences on which a module is read

@@ -12,9 +12,7 @@ Memory is that of one batch: for many texts, record them batch by batch.
 
 from rankbench.tape.replay import Call, Frozen
 from rankbench.tape.rules import COVERED
-from rankbench.tape.sums import Sums, Tape, ThroughHeads, record, recorded, tap, tapped
+from rankbench.tape.sums import Sums, Tape, ThroughHeads, record, tap
 from rankbench.tape.tags import AttentionCall
 
-__all__ = [
-    "COVERED", "AttentionCall", "Call", "Frozen", "Sums", "Tape", "ThroughHeads", "record", "recorded", "tap", "tapped",
-]  # fmt: skip
+__all__ = ["COVERED", "AttentionCall", "Call", "Frozen", "Sums", "Tape", "ThroughHeads", "record", "tap"]
