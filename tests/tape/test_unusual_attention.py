@@ -78,6 +78,18 @@ class AttentionFree(nn.Module):
         return self.q(x).sigmoid() * (self.k(x).softmax(1) * self.v(x)).sum(1, keepdim=True)
 
 
+class VectorAttention(Attention):
+    """Weights of each channel's own, made of the difference of a query and a key, as in Point Transformer."""
+
+    def __init__(self):
+        super().__init__(by_kernel)
+        self.weights = nn.Linear(D, D)
+
+    def forward(self, x):
+        w_BNMD = self.weights(F.relu(self.q(x)[:, :, None] - self.k(x)[:, None])).softmax(2)
+        return self.out((w_BNMD * self.v(x)[:, None]).sum(2))
+
+
 class FeatureMaps(nn.Module):
     """Linear attention as q (k^T v), which sees all tokens."""
 
@@ -142,6 +154,7 @@ DESIGNS = {
     "gated token map": (lambda: between(TokenMap(gated=True), TokenMap()), THREE, N, "softmax", ()),
     "wide convolution": (lambda: between(WideConvolution(), MLP()), THREE, N, "softmax", ()),
     "attention-free": (lambda: between(AttentionFree()), TWO, N, "softmax", ()),
+    "vector attention": (lambda: between(VectorAttention()), TWO, N, "softmax", ()),
     "linear attention": (lambda: between(FeatureMaps()), TWO, N, "softmax", ("q",)),
     "dilated": (lambda: drawn(Sequence(Dilated(by_kernel), Dilated(by_kernel))), TWO, 2 * B, "softmax", ()),
     "shifted windows": (lambda: drawn(Sequence(Shifted(by_kernel), Shifted(by_kernel))), TWO, 2 * B, "softmax", ()),
