@@ -42,7 +42,7 @@ REPEATED = 8  # roundings of a call's numbers by which two equal passes may diff
 def read(
     module: Callable, args: tuple = (), kwargs: Mapping[str, Any] = MappingProxyType({}), submodule: str | None = None
 ) -> Reading:
-    """Read a module on these arguments, of two or more sequences if possible, in three passes.
+    """Read a module on these arguments, of two or more sequences if possible, in four passes.
 
     submodule: one whose result is wanted as an output, too. ConfigError if the module differs from call to call.
     """

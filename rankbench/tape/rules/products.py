@@ -194,7 +194,7 @@ def _activations(seen: Seen, a: Tensor, b: Tensor, ways: Ways, as_factor: Callab
     """A product of two activations: attention, scores, or a product of which one side is frozen (as_factor)."""
     tags, recorder = [seen.tag(a), seen.tag(b)], seen.recorder
     left, right = (
-        None if way is None else _of_weights(way, x, tag) for way, x, tag in zip(ways, (a, b), tags, strict=False)
+        None if way is None else _with_its_keys(way, x, tag) for way, x, tag in zip(ways, (a, b), tags, strict=False)
     )
     ways = Ways(left, right, ways.scores)
     side = _weights_side(*tags)
@@ -236,7 +236,7 @@ def _activations(seen: Seen, a: Tensor, b: Tensor, ways: Ways, as_factor: Callab
     return weighted_values(seen, lambda: p, v, way.to_values, way.back, scores and scores[:2], of_p, reads=[p])
 
 
-def _of_weights(way: Moves, p: Tensor, tag: Tag) -> Moves | None:
+def _with_its_keys(way: Moves, p: Tensor, tag: Tag) -> Moves | None:
     """The layout with all axes that are summed over as keys, if a softmax is over all of them. None for several axes of
     features without a softmax, as the decays of a scan have."""
     if way.is_wide and tag.level != Level.SOFTMAX:
