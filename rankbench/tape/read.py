@@ -6,8 +6,8 @@ others. A product whose summed axis is such an axis of tokens is attention; any 
 attention is then put back to that of the first pass, with a new change at the token of the query, so that the change
 stays at one token at any depth. Names, sizes and libraries play no part.
 
-A third pass, without a change, must give the same numbers as the first: a module that differs from call to call cannot
-be measured.
+Another pass, without a change, must give the same numbers as the first: a module that differs from call to call cannot
+be measured. In one more the change spreads as the network spreads it, which tells the axis of sequences.
 
 Shapes: N query token, M key token, K head width; `lead` the axes of P in front of N.
 """
