@@ -68,7 +68,7 @@ def test_command_writes_a_table_for_each_benchmark(tmp_path, capsys):
     assert (recomputed.largest_difference < limit * recomputed.largest_sum).all()
 
     steps = read_table(out / "bench_training.csv")
-    ratios_of_steps = ["ratio_roofline", "ratio_speed_to_torch_encoder", "ratio_speed_to_plain"]
+    ratios_of_steps = ["ratio_roofline", "ratio_limit", "ratio_speed_to_torch_encoder", "ratio_speed_to_plain"]
     check_ratios(steps, [*ratios_of_steps, "ratio_side_by_side", "ratio_many_side_by_side"])
     assert list(zip(steps.seeds, steps.batch_size, strict=True)) == [
         (seeds, size) for size in (10, 30) for seeds in (1, 2, 8)

@@ -164,7 +164,7 @@ def share_gpus(job: int) -> None:
 def source_digest() -> str:
     """Digest of the package's Python and C++ files, including files that git does not track."""
     package, digest = Path(__file__).parents[1], hashlib.sha256()
-    for path in sorted([*package.rglob("*.py"), *package.rglob("*.cpp")]):
+    for path in sorted(path for ending in ("py", "cpp", "h") for path in package.rglob(f"*.{ending}")):
         text = path.read_bytes()
         digest.update(f"{path.relative_to(package).as_posix()} {len(text)}\n".encode() + text)
     return digest.hexdigest()

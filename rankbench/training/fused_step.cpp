@@ -1,8 +1,8 @@
 // One step of training of a Transformer: forward pass, backward pass, clipping and optimiser, for several seeds.
 //
 // The seeds take their step one after the other, so that the weights of a seed stay in the cache. The sequences of a
-// batch pass through the whole network a chunk at a time, so that the states of a chunk do. Matrix products are BLAS's;
-// everything else is a loop whose bounds the compiler knows, from
+// batch pass through the whole network a chunk at a time, so that the states of a chunk do. Matrix products are those
+// of products.h; everything else is a loop whose bounds the compiler knows, from
 //
 //     REAL float or double    TOKENS    WIDTH    HEADS    HEAD_WIDTH    HIDDEN    OUTPUTS
 //
@@ -25,12 +25,11 @@
 #include <vector>
 
 using real = REAL;
+#include "products.h"
+
 constexpr long N = TOKENS, D = WIDTH, H = HEADS, K = HEAD_WIDTH, I = H * K, F = HIDDEN, C = OUTPUTS;
 
 // --- what the caller describes; every field has 8 bytes ---------------------------------------------------------------
-
-using Product = void (*)(const char*, const char*, const int*, const int*, const int*, const real*, const real*,
-                         const int*, const real*, const int*, const real*, real*, const int*);  // sgemm or dgemm
 
 // Where the numbers begin in the weights of a seed; -1: the part is missing.
 struct Affine {
@@ -49,7 +48,6 @@ struct Sublayer {
     double skip, branch;
 };
 struct Network {
-    Product product;
     long num_weights;  // of a seed, with the gaps between them
     long num_sublayers;
     const Sublayer* sublayers;
@@ -112,26 +110,6 @@ static inline real upper_tail(real u, real bell) {
     return bell * series * t;
 }
 
-// --- products: c = a b + beta c, for matrices stored row by row ------------------------------------------------------
-
-static Product product;
-
-static void times(long m, long n, long k, const real* a_mk, const real* b_kn, real* c_mn, real beta) {
-    const real one = 1;
-    const int rows = m, columns = n, inner = k;
-    product("N", "N", &columns, &rows, &inner, &one, b_kn, &columns, a_mk, &inner, &beta, c_mn, &columns);
-}
-static void times_transposed(long m, long n, long k, const real* a_mk, const real* b_nk, real* c_mn, real beta) {
-    const real one = 1;
-    const int rows = m, columns = n, inner = k;
-    product("T", "N", &columns, &rows, &inner, &one, b_nk, &inner, a_mk, &inner, &beta, c_mn, &columns);
-}
-static void transposed_times(long m, long n, long k, const real* a_km, const real* b_kn, real* c_mn, real beta) {
-    const real one = 1;
-    const int rows = m, columns = n, inner = k;
-    product("N", "T", &columns, &rows, &inner, &one, b_kn, &columns, a_km, &rows, &beta, c_mn, &columns);
-}
-
 // --- linear maps: y = x W^T + b --------------------------------------------------------------------------------------
 
 template <long out>
@@ -139,12 +117,16 @@ static void map(const real* w, Affine place, long in, const real* x, real* y, lo
     if (place.bias >= 0)
         for (long t = 0; t < T; t++)
             for (long i = 0; i < out; i++) y[t * out + i] = w[place.bias + i];
-    times_transposed(T, out, in, x, w + place.weight, y, place.bias >= 0);
+    multiply(T, out, in, rows_of(x, in), transpose_of(w + place.weight, in), y, place.bias >= 0);
+}
+// From the slope dy of the map's output, that of its input.
+static void map_backward(const real* w, Affine place, long out, long in, const real* dy, real* dx, long T) {
+    multiply(T, in, out, rows_of(dy, out), rows_of(w + place.weight, in), dx, false);
 }
 // Adds to the gradients d of the map's weights.
 template <long out>
 static void map_weights_backward(real* d, Affine place, long in, const real* x, const real* dy, long T) {
-    transposed_times(out, in, T, dy, x, d + place.weight, 1);
+    multiply(out, in, T, transpose_of(dy, out), rows_of(x, in), d + place.weight, true);
     if (place.bias < 0) return;
     real sums[out];
     std::copy_n(d + place.bias, out, sums);
@@ -399,7 +381,7 @@ class Seed {
             map<C>(w, net.read_out, D, x_TD, outputs_TC, T);
             net.scores_classes ? cross_entropy(token, score) : squared_error(token, score);
             map_weights_backward<C>(d, net.read_out, D, x_TD, outputs_TC, T);
-            times(T, D, C, outputs_TC, w + net.read_out.weight, dx_TD, 0);
+            map_backward(w, net.read_out, C, D, outputs_TC, dx_TD, T);
             if (net.last.kind != NO_NORM) norm_backward(w, d, net.last, last, dx_TD, T);
             for (long s = net.num_sublayers - 1; s >= 0; s--) backward(s);
             embed_backward(token);
@@ -487,7 +469,7 @@ class Seed {
         dropout.apply(y_TD, T * D, k.place_of_output + start * N * D);
         const long inner = sub.is_mlp ? F : I, wide = sub.is_mlp ? F : 3 * I;
         map_weights_backward<D>(d, sub.out, inner, k.mixed, y_TD, T);
-        times(T, inner, D, y_TD, w + sub.out.weight, dmixed, 0);
+        map_backward(w, sub.out, D, inner, y_TD, dmixed, T);
         if (sub.is_mlp) {
             for (long i = 0; i < T * F; i++) din_TE[i] = dmixed[i] * k.slope_TF[i];
             map_weights_backward<F>(d, sub.in, D, k.read_TD, din_TE, T);
@@ -496,9 +478,8 @@ class Seed {
                             k.place_of_weights + start * H * N * N);
             map_weights_backward<3 * I>(d, sub.in, D, k.read_TD, din_TE, T);
         }
-        if (sub.before.kind == NO_NORM) return times(T, D, wide, din_TE, w + sub.in.weight, dx_TD, sub.skip);
-        times(T, D, wide, din_TE, w + sub.in.weight, y_TD, 0);
-        norm_backward(w, d, sub.before, k.before, y_TD, T);
+        map_backward(w, sub.in, wide, D, din_TE, y_TD, T);
+        if (sub.before.kind != NO_NORM) norm_backward(w, d, sub.before, k.before, y_TD, T);
         for (long i = 0; i < T * D; i++) dx_TD[i] = real(sub.skip) * dx_TD[i] + y_TD[i];
     }
 
@@ -573,11 +554,15 @@ extern "C" long memory_of_step(const Network* network, const Batch* batch) {
     return Seed(*network, *batch, nullptr).size;
 }
 
+// The product of products.h, for tests and for the benchmark.
+extern "C" void product(long M, long N, long K, const Matrix* a, const Matrix* b, real* c, long adds) {
+    multiply(M, N, K, *a, *b, c, adds);
+}
+
 // Takes a step with every seed: weights and moments (S, num_weights); gradients the same, or one row for a seed after the
 // other if `shares_gradients`; scores (S, 3). memory and all rows begin at a multiple of 64 bytes.
 extern "C" void step(const Network* network, const Batch* batch, const Rule* rule, real* weights, real* gradients,
                      long shares_gradients, real* first, real* second, double* scores, real* memory) {
-    product = network->product;
     Seed seed(*network, *batch, memory);
     for (long s = 0; s < batch->num_seeds; s++) {
         const long from = s * network->num_weights;

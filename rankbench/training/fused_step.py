@@ -75,8 +75,6 @@ def library_for(cfg: TrainConfig, task: Task, machine: Machine) -> ctypes.CDLL:
     sizes = {"REAL": _real(machine), "TOKENS": task.length, "WIDTH": model.width, "HEADS": model.heads}
     sizes |= {"HEAD_WIDTH": head_width(model), "OUTPUTS": task.num_outputs}
     sizes |= {"HIDDEN": max(1, round(model.mlp_ratio * model.width))}
-    if _product(machine) is None:
-        raise NoLibraryError("torch's own library of matrix products is not open to it")
     return library(SOURCE, sizes)
 
 
@@ -87,13 +85,6 @@ def head_width(model: ModelConfig) -> int:
 
 def _real(machine: Machine) -> str:
     return "double" if machine.dtype == torch.float64 else "float"
-
-
-def _product(machine: Machine) -> int | None:
-    """Address of BLAS's matrix product, in the library that torch itself uses; None if it has none."""
-    name = "dgemm_" if machine.dtype == torch.float64 else "sgemm_"
-    function = getattr(ctypes.CDLL(torch._C.__file__), name, None)
-    return None if function is None else ctypes.cast(function, ctypes.c_void_p).value
 
 
 class _Affine(ctypes.Structure):
@@ -111,7 +102,7 @@ class _Sublayer(ctypes.Structure):
 
 
 class _Network(ctypes.Structure):
-    _fields_ = [("product", ctypes.c_void_p), ("num_weights", ctypes.c_int64), ("num_sublayers", ctypes.c_int64)]
+    _fields_ = [("num_weights", ctypes.c_int64), ("num_sublayers", ctypes.c_int64)]
     _fields_ += [("sublayers", ctypes.POINTER(_Sublayer))]
     _fields_ += [(name, ctypes.c_int64) for name in ("reads_tokens", "num_inputs", "scores_classes", "is_padded")]
     _fields_ += [("read_in", _Affine), ("read_out", _Affine), ("position", ctypes.c_int64)]
@@ -155,7 +146,6 @@ class FusedStep:
         sublayers = (_Sublayer * len(model.sublayers))(*map(self._sublayer, model.sublayers))
         self._kept_alive = hidden_NM, sines_ND, sublayers
         return _Network(
-            product=_product(self.machine),
             num_weights=self.num_weights,
             num_sublayers=len(sublayers),
             sublayers=sublayers,

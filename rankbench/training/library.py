@@ -25,14 +25,16 @@ class NoLibraryError(Exception):
 
 def library(source: Path, defines: Mapping[str, object]) -> ctypes.CDLL:
     """Load the library of this source with these macros, compiled now unless the cache has it; NoLibraryError if that
-    fails. It is told apart by the source, the macros, the compiler and the processor's features."""
+    fails. It is told apart by the source, the headers beside it, the macros, the compiler and the features of the
+    processor."""
     return _library(source, tuple(f"-D{name}={value}" for name, value in defines.items()))
 
 
 @cache
 def _library(source: Path, macros: tuple[str, ...]) -> ctypes.CDLL:
     compiler = _compiler()
-    digest = hashlib.sha256(repr((source.read_bytes(), macros, FLAGS, _target(compiler))).encode()).hexdigest()
+    texts = [path.read_bytes() for path in (source, *sorted(source.parent.glob("*.h")))]
+    digest = hashlib.sha256(repr((texts, macros, FLAGS, _target(compiler))).encode()).hexdigest()
     file = _folder() / f"{source.stem}_{digest[:32]}.so"
     try:
         if not file.exists():

@@ -4,6 +4,7 @@ step, and seeds side by side against in turn.
 Shapes: B batch, N token, C output.
 """
 
+import ctypes
 import dataclasses
 import math
 from collections.abc import Callable
@@ -62,7 +63,8 @@ def table(cfg: BenchConfig, machine: Machine) -> pd.DataFrame:
     """Seconds of blocks of trainer.steps steps, with batches of SMALL and of trainer.batch_size sequences.
 
     `replicas` seeds train side by side, and four times as many for a quarter of the steps. ratio_roofline compares the
-    step with its own matrix products at the rate of a large one, which is measured in the same repetition.
+    step with its own matrix products at the rate of a large one of torch's, and ratio_limit at that of one of the fused
+    step's own. Both are measured in the same repetition.
     """
     task, rows, steps = build_task(cfg.task), [], cfg.trainer.steps or 0
     for size in sorted({SMALL, cfg.trainer.batch_size}):
@@ -84,10 +86,17 @@ def train_steps(training: Training, steps: int) -> None:
         training.update()
 
 
-def large_product(machine: Machine) -> Callable[[], Tensor]:
-    """A function that multiplies two large matrices, at the processor's highest rate."""
-    a = torch.ones(LARGE, LARGE, device=machine.device, dtype=machine.dtype)
-    return lambda: a @ a
+def large_products(training: Training) -> dict[str, Callable[[], object]]:
+    """Functions that multiply two large matrices as torch does and, where the step is fused, as that does."""
+    machine = training.machine
+    a, c = (torch.ones(LARGE, LARGE, device=machine.device, dtype=machine.dtype) for _ in range(2))
+    products: dict[str, Callable[[], object]] = {"large_product": lambda: torch.mm(a, a, out=c)}
+    if training.fused is not None:
+        product = training.fused.compiled.product
+        sizes, matrix = [ctypes.c_long(LARGE)] * 3, (ctypes.c_long * 3)(a.data_ptr(), LARGE, 1)
+        words = *sizes, matrix, matrix, ctypes.c_void_p(c.data_ptr()), ctypes.c_long(0)
+        products["own_large_product"] = lambda: product(*words)
+    return products
 
 
 def operations_of_products(training: Training, num_sequences: int, num_tokens: int) -> int:
@@ -101,11 +110,13 @@ def operations_of_products(training: Training, num_sequences: int, num_tokens: i
 
 
 def _ratios_to_rate(training: Training, steps: int, seconds: dict[str, np.ndarray], name: str) -> dict[str, float]:
-    """ratio_roofline of `steps` steps, which took seconds[name], beside a `large_product`."""
-    num_seeds = len(training.seeds)
+    """Ratios to the rates of `large_products` of `steps` steps, which took seconds[name]."""
     operations = operations_of_products(training, training.cfg.trainer.batch_size, training.task.length)
-    at_rate = steps * num_seeds * operations / (2 * LARGE**3) * seconds["large_product"]
-    return spread("ratio_roofline", at_rate / seconds[name])
+    share = steps * len(training.seeds) * operations / (2 * LARGE**3) / seconds[name]
+    ratios = spread("ratio_roofline", share * seconds["large_product"])
+    if "own_large_product" in seconds:
+        ratios |= spread("ratio_limit", share * seconds["own_large_product"])
+    return ratios
 
 
 def _against_torch_encoder(cfg: BenchConfig, task: Task, machine: Machine, step: str) -> dict[str, float]:
@@ -114,7 +125,7 @@ def _against_torch_encoder(cfg: BenchConfig, task: Task, machine: Machine, step:
     fused = {"torch_encoder": False, "torch_encoder_fused_optimizer": True}  # torch's optimiser
     loops = {name: torch_loop(ours, steps, is_fused) for name, is_fused in fused.items()}
     works = {"ours": lambda: train_steps(ours, steps), **loops, "plain": lambda: train_steps(plain, steps)}
-    seconds = paired(machine, cfg.repeats, {**works, "large_product": large_product(machine)})
+    seconds = paired(machine, cfg.repeats, {**works, **large_products(ours)})
     fastest = min((seconds[name] for name in loops), key=np.median)
     sequences = steps * cfg.trainer.batch_size
     return {
@@ -194,7 +205,7 @@ def _side_by_side(
         "in_turn": lambda: list(map(partial(train_steps, steps=steps), trainings)),
         "plain": lambda: train_steps(plain, steps),
     }
-    seconds = paired(machine, cfg.repeats, {**works, "large_product": large_product(machine)})
+    seconds = paired(machine, cfg.repeats, {**works, **large_products(together)})
     speed = steps * cfg.trainer.batch_size * num_seeds / np.median(seconds["side_by_side"])
     column = "ratio_side_by_side" if num_seeds == cfg.replicas else "ratio_many_side_by_side"
     return {
