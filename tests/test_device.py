@@ -17,7 +17,7 @@ from benchmarks import bench, card, check
 from benchmarks.config import config_of
 from pretend_device import Counts, pretending, registered
 
-import rankbench.model.attention
+import rankbench.model.weightings
 from rankbench.analyses import ANALYSES
 from rankbench.analysing.runner import check_analyses, options_of
 from rankbench.analysing.subjects import fresh_subjects, subjects_of_run
@@ -51,7 +51,7 @@ EXACT = {"rtol": 1e-9, "atol": 1e-9}  # float64: some thousand roundings of 1e-1
 def device(request, monkeypatch) -> Callable[[], contextlib.AbstractContextManager]:
     """A context manager in which device=cuda computes on the device."""
     # the CPU's own softmax of short rows rounds otherwise
-    monkeypatch.setattr(rankbench.model.attention, "SHORT_ROW", 0)
+    monkeypatch.setattr(rankbench.model.weightings, "SHORT_ROW", 0)
     if request.param == "real":
         return contextlib.nullcontext
     registered()  # autograd counts the devices when a process first asks for a gradient

@@ -73,7 +73,7 @@ def _step(model: nn.Module, subject: Subject) -> Callable[[Batch], None]:
 
     def step(batch: Batch) -> None:
         with torch.enable_grad():
-            score(model(batch.inputs, kernel="step"), batch.targets).mean_loss.backward()
+            score(model(batch.inputs, kernel="fused"), batch.targets).mean_loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 

@@ -15,8 +15,7 @@ from rankbench.model.contraction import inverse_phi, inverse_phis, l2_bound_inf
 from rankbench.model.fused import fused_mixing
 from rankbench.model.head_maps import HeadMaps
 from rankbench.model.linear import LinearMap, linear
-from rankbench.model.short_rows import attention_of_short_rows
-from rankbench.model.weightings import ATTENTIONS, SHORT_ROW, Factors, Softmax, Weighting, as_weights, inverse_length
+from rankbench.model.weightings import ATTENTIONS, Factors, Softmax, Weighting, as_weights, inverse_length
 
 # The explicit softmax is faster while the N x N table fits the cache, the fused kernel beyond that. Measured on one
 # core at D=48..512, the two cross between 64 and 128 tokens. Heads of rank 1 are always faster fused, 2 to 4 times with
@@ -24,11 +23,9 @@ from rankbench.model.weightings import ATTENTIONS, SHORT_ROW, Factors, Softmax, 
 # five operations costs more than their work, so it is always fused there.
 FUSED_FROM_TOKENS = 96
 # How the values are mixed; the caller chooses. fused: by torch's fused kernel if that is faster and there is no
-# dropout. step: the same, except that a layer of short rows on a CPU is one function with a hand-written derivative; a
-# mode that watches torch's functions cannot see inside that function. side_by_side: the same as step, for networks
-# under vmap only. table: always with the N x N table of weights, which Jacobians, second derivatives and compiled
-# networks under vmap need.
-KERNELS = ("fused", "step", "side_by_side", "table")
+# dropout. side_by_side: the same, for networks under vmap only. table: always with the N x N table of weights, which
+# Jacobians, second derivatives and compiled networks under vmap need.
+KERNELS = ("fused", "side_by_side", "table")
 ATTENTION_ALONE = {"attention": 1.0, "identity": 0.0, "uniform": 0.0}
 
 
@@ -267,23 +264,6 @@ class Attention(Heads):
         self.out: nn.Linear = linear(cfg, self.heads * self.value_width, cfg.width)
         starts = self.weighting.parameters(self)
         self.own = nn.ParameterDict({name: torch.empty(start.shape) for name, start in starts.items()})
-
-    def forward(
-        self, x_BND: Tensor, present_BN: Tensor | None = None, dropout_BHNM: Tensor | None = None, kernel: str = "table"
-    ) -> Tensor:
-        if kernel not in ("step", "side_by_side") or present_BN is not None or not self._is_short(x_BND):
-            return super().forward(x_BND, present_BN, dropout_BHNM, kernel)
-        qkv, out = ((part.weight, part.bias) for part in (self.qkv, self.out))
-        seen_NM = self.seen(None, x_BND.shape[-2], x_BND.device)
-        scale, at_once = self.head_width**-0.5 / self.temperature, kernel == "side_by_side"
-        return attention_of_short_rows(x_BND, qkv, out, self.heads, scale, seen_NM, dropout_BHNM, at_once)
-
-    def _is_short(self, x_BND: Tensor) -> bool:
-        """Whether attention_of_short_rows can compute this layer."""
-        plain = self.score_name == "dot" and not self.mixes and self.first is None
-        plain = plain and self.rows == [self.rows[0]] * 3 and self.head_width > 1
-        short = x_BND.shape[-2] <= SHORT_ROW and x_BND.device.type == "cpu"
-        return plain and short and not torch.is_autocast_enabled("cpu")
 
     def queries_keys_values(self, x_BND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of every head, each (B, H, N, K); values of another width are (B, H, N, V).

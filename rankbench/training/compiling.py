@@ -89,7 +89,7 @@ def kernels_of(step: str, cfg: TrainConfig, task: Task, model: Transformer | Lst
     A graph's evaluations are not compiled. In it, sequences of one length get a compiled graph of the whole network,
     those of a corpus one of each kind of sub-layer, for all layers and lengths.
     """
-    plain = per_seed(model, "step", "side_by_side")
+    plain = per_seed(model)
     in_parts = step == "compiled graph" and isinstance(task, Corpus)
     if step == "plain":
         return Kernels(plain, dropout_masks, plain)
@@ -97,11 +97,11 @@ def kernels_of(step: str, cfg: TrainConfig, task: Task, model: Transformer | Lst
         forward = plain
         if isinstance(own := build_model(cfg.model, task), Transformer):
             own.through = compiled(through, dynamic=True)
-            forward = per_seed(own, "fused")
+            forward = per_seed(own)
     else:
         any_size = step == "torch.compile" and (isinstance(task, Corpus) or not model.vectorised)
         # torch's compiler ignores our vmap rule and would run the fused kernel seed by seed
-        forward = compiled(per_seed(model, "fused", "table"), dynamic=any_size)
+        forward = compiled(per_seed(model, "table"), dynamic=any_size)
     if step == "torch.compile":
         return Kernels(forward, dropout_masks, forward)
     return Kernels(forward, compiled(dropout_masks, dynamic=in_parts), plain)

@@ -37,13 +37,11 @@ def seeds_at_a_time(cfg: TrainConfig, task: Task, vectorised: bool, device: str,
     return max(1, STATES_AT_A_TIME[device] // numbers_of_a_seed)
 
 
-def per_seed(
-    model: Transformer | Lstm, kernel_alone: str = "step", kernel_beside: str = "side_by_side"
-) -> Callable[..., Score]:
+def per_seed(model: Transformer | Lstm, kernel_beside: str = "side_by_side") -> Callable[..., Score]:
     """Function (weights, inputs and targets of all seeds, stacked dropout masks or None) -> Score by seed.
 
-    Weights are stacked, except those of a single seed. Several seeds run under vmap. kernel_alone, kernel_beside: the
-    attention of a Transformer, from rankbench.model.attention.KERNELS, for one seed and for several.
+    Weights are stacked, except those of a single seed. Several seeds run under vmap. kernel_beside: the attention of
+    several Transformers, from rankbench.model.attention.KERNELS.
     """
     call = with_weights(model)
 
@@ -56,8 +54,7 @@ def per_seed(
     def side_by_side(weights: dict[str, Tensor], inputs: Tensor, targets: Tensor, dropout: dict | None):
         if len(targets) == 1:  # vmap over one seed costs time and gains nothing
             masks = None if dropout is None else {name: mask[0] for name, mask in dropout.items()}
-            how = {"kernel": kernel_alone} if model.vectorised else {}
-            return Score(*(value[None] for value in one_seed(weights, inputs[0], targets[0], masks, **how)))
+            return Score(*(value[None] for value in one_seed(weights, inputs[0], targets[0], masks)))
         together = partial(one_seed, kernel=kernel_beside)
         return vmap(together, in_dims=(0, 0, 0, None if dropout is None else 0))(weights, inputs, targets, dropout)
 
