@@ -117,16 +117,16 @@ static void map(const real* w, Affine place, long in, const real* x, real* y, lo
     if (place.bias >= 0)
         for (long t = 0; t < T; t++)
             for (long i = 0; i < out; i++) y[t * out + i] = w[place.bias + i];
-    multiply(T, out, in, rows_of(x, in), transpose_of(w + place.weight, in), y, place.bias >= 0);
+    multiply(T, out, in, rows_of(x, in), transpose_of(w + place.weight, in), y, out, place.bias >= 0);
 }
 // From the slope dy of the map's output, that of its input.
 static void map_backward(const real* w, Affine place, long out, long in, const real* dy, real* dx, long T) {
-    multiply(T, in, out, rows_of(dy, out), rows_of(w + place.weight, in), dx, false);
+    multiply(T, in, out, rows_of(dy, out), rows_of(w + place.weight, in), dx, in, false);
 }
 // Adds to the gradients d of the map's weights.
 template <long out>
 static void map_weights_backward(real* d, Affine place, long in, const real* x, const real* dy, long T) {
-    multiply(out, in, T, transpose_of(dy, out), rows_of(x, in), d + place.weight, true);
+    multiply(out, in, T, transpose_of(dy, out), rows_of(x, in), d + place.weight, in, true);
     if (place.bias < 0) return;
     real sums[out];
     std::copy_n(d + place.bias, out, sums);
@@ -208,23 +208,6 @@ struct Dropout {
 
 // --- attention -------------------------------------------------------------------------------------------------------
 
-// y_j = sum_i a_i b_ij; `a` and the rows of `b` lie these distances apart.
-template <long inner, long out>
-static inline void row_times(const real* a, long step_of_a, const real* b, long step_of_b, real* y) {
-    real sums[out] = {};
-    for (long i = 0; i < inner; i++) {
-        const real factor = a[i * step_of_a];
-#pragma omp simd
-        for (long j = 0; j < out; j++) sums[j] += factor * b[i * step_of_b + j];
-    }
-    std::copy_n(sums, out, y);
-}
-// The transpose of the keys or values of a head, (N, K), whose rows lie 3 I apart.
-static inline void transpose(const real* x_NK, real x_KN[K][N]) {
-    for (long n = 0; n < N; n++)
-        for (long k = 0; k < K; k++) x_KN[k][n] = x_NK[n * 3 * I + k];
-}
-
 // tokens: of the chunk; null if none can be absent. place: of the masks of the chunk's attention weights.
 static void attend(const Network& net, const int64_t* tokens, const real* qkv_TE, real* p_BHNM, real* mixed_TI, long B,
                    Dropout dropout, long place) {
@@ -232,9 +215,8 @@ static void attend(const Network& net, const int64_t* tokens, const real* qkv_TE
         for (long h = 0; h < H; h++) {
             const real *q_NK = qkv_TE + b * N * 3 * I + h * K, *k_NK = q_NK + I, *v_NK = k_NK + I;
             const long head = (b * H + h) * N * N;
-            real k_KN[K][N], kept_NM[N * N], *p_NM = p_BHNM + head;
-            transpose(k_NK, k_KN);
-            for (long n = 0; n < N; n++) row_times<K, N>(q_NK + n * 3 * I, 1, k_KN[0], N, p_NM + n * N);
+            real kept_NM[N * N], *p_NM = p_BHNM + head;
+            multiply(N, N, K, rows_of(q_NK, 3 * I), transpose_of(k_NK, 3 * I), p_NM, N, false);
             for (long i = 0; i < N * N; i++) p_NM[i] *= real(net.score_scale);
             for (long i = 0; i < N * N && net.hidden_NM; i++) p_NM[i] += net.hidden_NM[i];
             for (long m = 0; m < N && tokens; m++)  // no token sees an absent one, except that one itself
@@ -255,8 +237,7 @@ static void attend(const Network& net, const int64_t* tokens, const real* qkv_TE
             }
             std::copy_n(p_NM, N * N, kept_NM);
             dropout.apply(kept_NM, N * N, place + head);
-            for (long n = 0; n < N; n++)
-                row_times<N, K>(kept_NM + n * N, 1, v_NK, 3 * I, mixed_TI + (b * N + n) * I + h * K);
+            multiply(N, K, N, rows_of(kept_NM, N), rows_of(v_NK, 3 * I), mixed_TI + b * N * I + h * K, I, false);
         }
 }
 static void attend_backward(const Network& net, const real* qkv_TE, const real* p_BHNM, const real* dmixed_TI,
@@ -267,9 +248,8 @@ static void attend_backward(const Network& net, const real* qkv_TE, const real* 
             const real* dmixed_NK = dmixed_TI + b * N * I + h * K;
             real *dq_NK = dqkv_TE + b * N * 3 * I + h * K, *dk_NK = dq_NK + I, *dv_NK = dk_NK + I;
             const long head = (b * H + h) * N * N;
-            real v_KN[K][N], slope_NM[N * N], kept_NM[N * N];
-            transpose(v_NK, v_KN);
-            for (long n = 0; n < N; n++) row_times<K, N>(dmixed_NK + n * I, 1, v_KN[0], N, slope_NM + n * N);
+            real slope_NM[N * N], kept_NM[N * N];
+            multiply(N, N, K, rows_of(dmixed_NK, I), transpose_of(v_NK, 3 * I), slope_NM, N, false);
             std::copy_n(p_BHNM + head, N * N, kept_NM);
             dropout.apply(kept_NM, N * N, place + head);
             dropout.apply(slope_NM, N * N, place + head);
@@ -279,12 +259,10 @@ static void attend_backward(const Network& net, const real* qkv_TE, const real* 
 #pragma omp simd reduction(+ : along)
                 for (long m = 0; m < N; m++) along += slope[m] * p[m];
                 for (long m = 0; m < N; m++) slope[m] = p[m] * (slope[m] - along) * real(net.score_scale);
-                row_times<N, K>(slope, 1, k_NK, 3 * I, dq_NK + n * 3 * I);
             }
-            for (long m = 0; m < N; m++) {
-                row_times<N, K>(slope_NM + m, N, q_NK, 3 * I, dk_NK + m * 3 * I);
-                row_times<N, K>(kept_NM + m, N, dmixed_NK, I, dv_NK + m * 3 * I);
-            }
+            multiply(N, K, N, rows_of(slope_NM, N), rows_of(k_NK, 3 * I), dq_NK, 3 * I, false);
+            multiply(N, K, N, transpose_of(slope_NM, N), rows_of(q_NK, 3 * I), dk_NK, 3 * I, false);
+            multiply(N, K, N, transpose_of(kept_NM, N), rows_of(dmixed_NK, I), dv_NK, 3 * I, false);
         }
 }
 
@@ -556,7 +534,7 @@ extern "C" long memory_of_step(const Network* network, const Batch* batch) {
 
 // The product of products.h, for tests and for the benchmark.
 extern "C" void product(long M, long N, long K, const Matrix* a, const Matrix* b, real* c, long adds) {
-    multiply(M, N, K, *a, *b, c, adds);
+    multiply(M, N, K, *a, *b, c, N, adds);
 }
 
 // Takes a step with every seed: weights and moments (S, num_weights); gradients the same, or one row for a seed after the

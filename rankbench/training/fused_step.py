@@ -28,9 +28,9 @@ from rankbench.tasks.task import Score
 from rankbench.training.library import NoLibraryError, library
 
 SOURCE = Path(__file__).with_name("fused_step.cpp")
-# Tokens of a sequence, and numbers of a state, a hidden state, queries, keys and values, or an output. Beyond
-# them most of the time is spent in large products, which need no fused step.
-LONGEST, WIDEST = 64, 2048
+# Tokens of a sequence, whose tables of attention lie on the stack, and numbers of a state, a hidden state, queries, keys
+# and values, or an output. Beyond them most of the time is spent in large products, which need no fused step.
+LONGEST, WIDEST = 512, 2048
 TOKENS_AT_A_TIME = 96  # of a chunk of sequences; 64 to 128 were fastest with 0.5 MiB of second-level cache
 ALIGNED = 16  # every parameter begins at a multiple of this many numbers, 64 bytes or more
 EPSILON = 1e-8  # torch's, of Adam

@@ -9,6 +9,9 @@
 #include <algorithm>
 #include <cstring>
 
+// Always inlined, so that the compiler knows the sizes that a caller knows.
+#define INLINE static inline __attribute__((always_inline))
+
 // Bytes of a vector register, and the rows and vectors of a tile, which leave a few registers to a and b.
 #if defined(__AVX512F__)
 constexpr long VECTOR = 64, TILE_ROWS = 8, TILE_VECTORS = 3;
@@ -32,7 +35,7 @@ static inline Matrix transpose_of(const real* numbers, long width) { return {num
 
 // The first M <= TILE_ROWS rows and N columns of c, whose rows lie `width` apart.
 template <long vectors>
-static void tile(long M, long N, long K, Matrix a, const real* panel, real* c, long width, bool adds) {
+INLINE void tile(long M, long N, long K, Matrix a, const real* panel, real* c, long width, bool adds) {
     Vector sums[TILE_ROWS][vectors] = {};
     const real* rows[TILE_ROWS];
     for (long i = 0; i < TILE_ROWS; i++) rows[i] = a.numbers + std::min(i, M - 1) * a.row;
@@ -54,7 +57,7 @@ static void tile(long M, long N, long K, Matrix a, const real* panel, real* c, l
 
 // N <= vectors LANES columns of c.
 template <long vectors>
-static void columns(long M, long N, long K, Matrix a, Matrix b, real* c, long width, bool adds) {
+INLINE void columns(long M, long N, long K, Matrix a, Matrix b, real* c, long width, bool adds) {
     constexpr long across = vectors * LANES;
     alignas(VECTOR) real panel[PANEL_ROWS * across];
     for (long first = 0; first < K; first += PANEL_ROWS) {
@@ -72,10 +75,18 @@ static void columns(long M, long N, long K, Matrix a, Matrix b, real* c, long wi
     }
 }
 
-static void multiply(long M, long N, long K, Matrix a, Matrix b, real* c, bool adds) {
+// width: how far apart the rows of c lie.
+INLINE void multiply(long M, long N, long K, Matrix a, Matrix b, real* c, long width, bool adds) {
     const long vectors = (N + LANES - 1) / LANES, tiles = (vectors + TILE_VECTORS - 1) / TILE_VECTORS;
     const long across = (vectors + tiles - 1) / tiles;  // vectors of a tile, so that no tile is much narrower than others
-    const auto make = across == 1 ? columns<1> : across == 2 ? columns<2> : columns<TILE_VECTORS>;
-    for (long j = 0; j < N; j += across * LANES)
-        make(M, std::min(across * LANES, N - j), K, a, {b.numbers + j * b.column, b.row, b.column}, c + j, N, adds);
+    for (long j = 0; j < N; j += across * LANES) {
+        const long n = std::min(across * LANES, N - j);
+        const Matrix part{b.numbers + j * b.column, b.row, b.column};
+        if (across == 1)
+            columns<1>(M, n, K, a, part, c + j, width, adds);
+        else if (across == 2)
+            columns<2>(M, n, K, a, part, c + j, width, adds);
+        else
+            columns<TILE_VECTORS>(M, n, K, a, part, c + j, width, adds);
+    }
 }

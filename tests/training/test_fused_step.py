@@ -281,7 +281,7 @@ LONG = ["trainer.steps=600"]
         ([*LONG, "precision=bf16"], "plain", "does not cover precision=bf16"),
         ([*LONG, *MEMORIZATION, "model.mask=others"], "plain", "model.mask=others with task.name=memorization"),
         ([*LONG, "task=char_lm", "model.mask=causal"], "plain", "task.name=char_lm, whose batches differ in length"),
-        ([*LONG, "task.length=65"], "plain", "does not cover 65 tokens, more than 64"),
+        ([*LONG, "task.length=513"], "plain", "does not cover 513 tokens, more than 512"),
         ([*LONG, "model.mlp_ratio=400"], "plain", "does not cover a map to 2400 numbers, more than 2048"),
         ([*LONG, "model.head_width=400"], "plain", "does not cover a map to 2400 numbers, more than 2048"),
     ],

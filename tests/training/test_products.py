@@ -40,7 +40,7 @@ def product(request, monkeypatch, tmp_path):
     source.write_text(
         f'using real = REAL;\n#include "{header}"\n'
         'extern "C" void product(long M, long N, long K, const Matrix* a, const Matrix* b, real* c, long adds)'
-        " { multiply(M, N, K, *a, *b, c, adds); }\n"
+        " { multiply(M, N, K, *a, *b, c, N, adds); }\n"
     )
     libraries = {}
 
