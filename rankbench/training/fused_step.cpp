@@ -2,9 +2,10 @@
 //
 // The seeds take their step one after the other, so that the weights of a seed stay in the cache. The sequences of a
 // batch pass through the whole network a chunk at a time, so that the states of a chunk do. Matrix products are those
-// of products.h; everything else is a loop whose bounds the compiler knows, from
+// of products.h; everything else, most of it in parts.h, is a loop whose bounds the compiler knows, from
 //
-//     REAL float or double    TOKENS    WIDTH    HEADS    HEAD_WIDTH    HIDDEN    OUTPUTS
+//     REAL float or double    WIDTH    HEADS    HEAD_WIDTH    HIDDEN    OUTPUTS    SHARED 1 if keys are the queries, else 0
+//     TOKENS of a sequence; undefined if batches differ in length
 //
 // The sub-layers, norms, biases and factors of the network stand in the structures below, which fused_step.py fills. A
 // sub-layer is, as in rankbench/model/network.py,
@@ -16,30 +17,14 @@
 // infinity reach the loss.
 //
 // Shapes: B sequences of a chunk, T = B N their tokens, N query token, M key token, D width, H head, K head width,
-// I = H K, F hidden width, C outputs, E = 3 I or F. Matrices are stored row by row.
+// I = H K, E of all queries, keys and values, F hidden width, C outputs. Matrices are stored row by row.
 
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <cstring>
 #include <vector>
 
 using real = REAL;
-#include "products.h"
-
-constexpr long N = TOKENS, D = WIDTH, H = HEADS, K = HEAD_WIDTH, I = H * K, F = HIDDEN, C = OUTPUTS;
+#include "parts.h"
 
 // --- what the caller describes; every field has 8 bytes ---------------------------------------------------------------
-
-// Where the numbers begin in the weights of a seed; -1: the part is missing.
-struct Affine {
-    long weight, bias;
-};
-struct Norm {
-    long kind, weight, shift;
-    double factor;
-};
-enum { NO_NORM, LAYERNORM, RMSNORM };
 
 struct Sublayer {
     long is_mlp;
@@ -58,11 +43,12 @@ struct Network {
     const real* sines_ND;  // fixed positions; null: none
     Norm embedding, last;
     double score_scale;
+    long is_l2;
     const real* hidden_NM;  // 0, or -infinity for a key that the query does not see; null: it sees all
     long is_relu;
 };
 struct Batch {  // inputs and targets of all seeds, (S, B, N, ...)
-    long num_seeds, num_sequences, chunk;
+    long num_seeds, num_sequences, num_tokens, chunk;
     const void *inputs, *targets;  // tokens or coordinates; classes or numbers
     const long* streams;           // factor and shift of each seed's stream of dropout's bits; null: no dropout
     long last_kept;                // the largest bits of an entry that dropout keeps
@@ -73,216 +59,6 @@ struct Rule {
     double rate, weight_decay, momentum, beta1, beta2, epsilon, clip;  // clip: infinity for none
 };
 enum { GRADIENTS, SGD, ADAM, ADAMW };  // GRADIENTS: the weights stay
-
-// --- functions of one number, without branches, so that loops over them are vectorised --------------------------------
-
-static constexpr double factorial(int n) { return n ? n * factorial(n - 1) : 1; }
-
-// e^x for x <= 0 or nan; 0 below the normal numbers.
-static inline real exponential(real x) {
-    constexpr bool is_float = sizeof(real) == 4;
-    using Bits = std::conditional_t<is_float, uint32_t, uint64_t>;
-    constexpr real lowest = is_float ? -87 : -708, to_integer = is_float ? 0x1.8p23 : 0x1.8p52;
-    constexpr real ln2_upper = is_float ? 0x1.62e4p-1 : 0x1.62e42fefap-1;  // its multiples up to -lowest are exact
-    constexpr real ln2_lower = is_float ? 0x1.7f7d1cf79abcap-20 : 0x1.cf79abc9e3b3ap-40;
-    const real shifted = std::max(lowest, x) * real(0x1.71547652b82fep0) + to_integer;  // its last bits: x / ln 2
-    const real power = shifted - to_integer;
-    const real rest = (x - power * ln2_upper) - power * ln2_lower;  // at most ln 2 / 2 in size
-    real series = 0;
-    for (int i = is_float ? 7 : 13; i >= 0; i--) series = series * rest + real(1 / factorial(i));
-    Bits bits;
-    std::memcpy(&bits, &shifted, sizeof bits);
-    bits = (bits + (is_float ? 127 : 1023)) << (is_float ? 23 : 52);
-    real power_of_two;
-    std::memcpy(&power_of_two, &bits, sizeof bits);
-    return x < lowest ? 0 : series * power_of_two;
-}
-
-// Share of a normal distribution above u >= 0, where bell = e^(-u^2 / 2).
-static inline real upper_tail(real u, real bell) {
-    if constexpr (sizeof(real) == 8) return 0.5 * std::erfc(u * 0x1.6a09e667f3bcdp-1);
-    // bell times a polynomial in t, fitted at Chebyshev's points of 0 < t <= 1; relative error 2e-8
-    constexpr real fitted[] = {0.08976201463, 0.08976160413, 0.08523583757, 0.07581898067, 0.06593042868, 0.03364655416,
-                               0.07684247783, -0.07365650302, 0.1194158882, -0.08021861825, 0.01746133579};
-    const real t = 1 / (1 + real(0.225) * u);
-    real series = 0;
-    for (int i = 10; i >= 0; i--) series = series * t + fitted[i];
-    return bell * series * t;
-}
-
-// --- linear maps: y = x W^T + b --------------------------------------------------------------------------------------
-
-template <long out>
-static void map(const real* w, Affine place, long in, const real* x, real* y, long T) {
-    if (place.bias >= 0)
-        for (long t = 0; t < T; t++)
-            for (long i = 0; i < out; i++) y[t * out + i] = w[place.bias + i];
-    multiply(T, out, in, rows_of(x, in), transpose_of(w + place.weight, in), y, out, place.bias >= 0);
-}
-// From the slope dy of the map's output, that of its input.
-static void map_backward(const real* w, Affine place, long out, long in, const real* dy, real* dx, long T) {
-    multiply(T, in, out, rows_of(dy, out), rows_of(w + place.weight, in), dx, in, false);
-}
-// Adds to the gradients d of the map's weights.
-template <long out>
-static void map_weights_backward(real* d, Affine place, long in, const real* x, const real* dy, long T) {
-    multiply(out, in, T, transpose_of(dy, out), rows_of(x, in), d + place.weight, in, true);
-    if (place.bias < 0) return;
-    real sums[out];
-    std::copy_n(d + place.bias, out, sums);
-    for (long t = 0; t < T; t++)
-        for (long i = 0; i < out; i++) sums[i] += dy[t * out + i];
-    std::copy_n(sums, out, d + place.bias);
-}
-
-// --- norms -----------------------------------------------------------------------------------------------------------
-
-struct KeptNorm {
-    real *hat_TD, *scale_T;  // the normed tokens before the learned weight, and what they were multiplied by
-};
-
-static void norm(const real* w, Norm norm, const real* x_TD, real* y_TD, KeptNorm kept, long T) {
-    const real centred = norm.kind == LAYERNORM, factor = norm.factor;
-    for (long t = 0; t < T; t++) {
-        const real* x = x_TD + t * D;
-        real *hat = kept.hat_TD + t * D, *y = y_TD + t * D, mean = 0, square = 0;
-#pragma omp simd reduction(+ : mean)
-        for (long i = 0; i < D; i++) mean += x[i];
-        mean *= centred / D;
-#pragma omp simd reduction(+ : square)
-        for (long i = 0; i < D; i++) square += (x[i] - mean) * (x[i] - mean);
-        const real scale = kept.scale_T[t] = 1 / std::sqrt(square / D + real(1e-5));
-        for (long i = 0; i < D; i++) hat[i] = (x[i] - mean) * scale;
-        if (norm.weight < 0)
-            for (long i = 0; i < D; i++) y[i] = hat[i] * factor;
-        else if (norm.shift < 0)
-            for (long i = 0; i < D; i++) y[i] = hat[i] * w[norm.weight + i] * factor;
-        else
-            for (long i = 0; i < D; i++) y[i] = (hat[i] * w[norm.weight + i] + w[norm.shift + i]) * factor;
-    }
-}
-// From the slope dy of the norm's output, the slope of its input, in place.
-static void norm_backward(const real* w, real* d, Norm norm, KeptNorm kept, real* dy_TD, long T) {
-    const real centred = norm.kind == LAYERNORM;
-    real dweight[D] = {}, dshift[D] = {}, weight[D];
-    for (long i = 0; i < D; i++) weight[i] = norm.weight < 0 ? 1 : w[norm.weight + i];
-    for (long t = 0; t < T; t++) {
-        const real* hat = kept.hat_TD + t * D;
-        real *dy = dy_TD + t * D, mean = 0, along = 0;
-#pragma omp simd reduction(+ : mean, along)
-        for (long i = 0; i < D; i++) {
-            const real slope = dy[i] * real(norm.factor);
-            dweight[i] += slope * hat[i];
-            dshift[i] += slope;
-            dy[i] = slope * weight[i];
-            mean += dy[i];
-            along += dy[i] * hat[i];
-        }
-        mean *= centred / D;
-        along /= D;
-        for (long i = 0; i < D; i++) dy[i] = kept.scale_T[t] * (dy[i] - mean - hat[i] * along);
-    }
-    for (long i = 0; i < D && norm.weight >= 0; i++) d[norm.weight + i] += dweight[i];
-    for (long i = 0; i < D && norm.shift >= 0; i++) d[norm.shift + i] += dshift[i];
-}
-
-// --- dropout: rankbench.seeds.random_bits, for any part of a stream --------------------------------------------------
-
-struct Dropout {
-    uint32_t factor, shift;
-    int32_t last;  // the largest bits that are kept
-    real scale;    // 1 / (share that is kept); 0: there is no dropout
-
-    real mask(uint32_t place) const {
-        uint32_t bits = place * factor + shift;
-        bits = (bits ^ bits >> 16) * 0x7FEB352Du;
-        bits = (bits ^ bits >> 15) * 0x846CA68Bu;
-        return int32_t(bits) <= last ? scale : 0;
-    }
-    // Multiplies n numbers by their masks, which begin at a place in the stream.
-    void apply(real* x, long n, long place) const {
-        if (scale == 0) return;
-        for (long i = 0; i < n; i++) x[i] *= mask(place + i);
-    }
-};
-
-// --- attention -------------------------------------------------------------------------------------------------------
-
-// tokens: of the chunk; null if none can be absent. place: of the masks of the chunk's attention weights.
-static void attend(const Network& net, const int64_t* tokens, const real* qkv_TE, real* p_BHNM, real* mixed_TI, long B,
-                   Dropout dropout, long place) {
-    for (long b = 0; b < B; b++)
-        for (long h = 0; h < H; h++) {
-            const real *q_NK = qkv_TE + b * N * 3 * I + h * K, *k_NK = q_NK + I, *v_NK = k_NK + I;
-            const long head = (b * H + h) * N * N;
-            real kept_NM[N * N], *p_NM = p_BHNM + head;
-            multiply(N, N, K, rows_of(q_NK, 3 * I), transpose_of(k_NK, 3 * I), p_NM, N, false);
-            for (long i = 0; i < N * N; i++) p_NM[i] *= real(net.score_scale);
-            for (long i = 0; i < N * N && net.hidden_NM; i++) p_NM[i] += net.hidden_NM[i];
-            for (long m = 0; m < N && tokens; m++)  // no token sees an absent one, except that one itself
-                for (long n = 0; n < N && tokens[b * N + m] < 0; n++)
-                    if (n != m) p_NM[n * N + m] = -INFINITY;
-            for (long n = 0; n < N; n++) {
-                real *row = p_NM + n * N, largest = -INFINITY;
-#pragma omp simd reduction(max : largest)
-                for (long m = 0; m < N; m++) largest = std::max(largest, row[m]);
-                for (long m = 0; m < N; m++) row[m] -= largest;
-            }
-            for (long i = 0; i < N * N; i++) p_NM[i] = exponential(p_NM[i]);
-            for (long n = 0; n < N; n++) {
-                real *row = p_NM + n * N, sum = 0;
-#pragma omp simd reduction(+ : sum)
-                for (long m = 0; m < N; m++) sum += row[m];
-                for (long m = 0; m < N; m++) row[m] /= sum;
-            }
-            std::copy_n(p_NM, N * N, kept_NM);
-            dropout.apply(kept_NM, N * N, place + head);
-            multiply(N, K, N, rows_of(kept_NM, N), rows_of(v_NK, 3 * I), mixed_TI + b * N * I + h * K, I, false);
-        }
-}
-static void attend_backward(const Network& net, const real* qkv_TE, const real* p_BHNM, const real* dmixed_TI,
-                            real* dqkv_TE, long B, Dropout dropout, long place) {
-    for (long b = 0; b < B; b++)
-        for (long h = 0; h < H; h++) {
-            const real *q_NK = qkv_TE + b * N * 3 * I + h * K, *k_NK = q_NK + I, *v_NK = k_NK + I;
-            const real* dmixed_NK = dmixed_TI + b * N * I + h * K;
-            real *dq_NK = dqkv_TE + b * N * 3 * I + h * K, *dk_NK = dq_NK + I, *dv_NK = dk_NK + I;
-            const long head = (b * H + h) * N * N;
-            real slope_NM[N * N], kept_NM[N * N];
-            multiply(N, N, K, rows_of(dmixed_NK, I), transpose_of(v_NK, 3 * I), slope_NM, N, false);
-            std::copy_n(p_BHNM + head, N * N, kept_NM);
-            dropout.apply(kept_NM, N * N, place + head);
-            dropout.apply(slope_NM, N * N, place + head);
-            for (long n = 0; n < N; n++) {
-                const real* p = p_BHNM + head + n * N;
-                real *slope = slope_NM + n * N, along = 0;
-#pragma omp simd reduction(+ : along)
-                for (long m = 0; m < N; m++) along += slope[m] * p[m];
-                for (long m = 0; m < N; m++) slope[m] = p[m] * (slope[m] - along) * real(net.score_scale);
-            }
-            multiply(N, K, N, rows_of(slope_NM, N), rows_of(k_NK, 3 * I), dq_NK, 3 * I, false);
-            multiply(N, K, N, transpose_of(slope_NM, N), rows_of(q_NK, 3 * I), dk_NK, 3 * I, false);
-            multiply(N, K, N, transpose_of(kept_NM, N), rows_of(dmixed_NK, I), dv_NK, 3 * I, false);
-        }
-}
-
-// --- activations -----------------------------------------------------------------------------------------------------
-
-// The activation a of z, and its derivative.
-static void activate(const Network& net, const real* z, real* a, real* slope, long number) {
-    if (net.is_relu)
-        for (long i = 0; i < number; i++) {
-            a[i] = z[i] <= 0 ? 0 : z[i];
-            slope[i] = z[i] <= 0 ? 0 : 1;
-        }
-    else
-        for (long i = 0; i < number; i++) {
-            const real bell = exponential(real(-0.5) * z[i] * z[i]), tail = upper_tail(std::abs(z[i]), bell);
-            const real below = z[i] > 0 ? 1 - tail : tail;
-            a[i] = z[i] * below;
-            slope[i] = below + z[i] * bell * real(0x1.9884533d43651p-2);  // 1 / sqrt(2 pi)
-        }
-}
 
 // --- one seed ----------------------------------------------------------------------------------------------------------
 
@@ -315,7 +91,7 @@ class Seed {
             const Sublayer& sublayer = net.sublayers[s];
             kept[s].x_TD = take(T * D);
             kept[s].read_TD = sublayer.before.kind == NO_NORM ? kept[s].x_TD : take(T * D);
-            kept[s].in_TE = take(T * (sublayer.is_mlp ? F : 3 * I));
+            kept[s].in_TE = take(T * (sublayer.is_mlp ? F : E));
             kept[s].mixed = take(T * (sublayer.is_mlp ? F : I));
             if (sublayer.is_mlp) {
                 kept[s].slope_TF = take(T * F);
@@ -336,8 +112,11 @@ class Seed {
         y_TD = take(T * D);
         dx_TD = take(T * D);
         dmixed = take(T * std::max(I, F));
-        din_TE = take(T * std::max(3 * I, F));
+        din_TE = take(T * std::max(E, F));
         outputs_TC = take(T * C);
+        dropped_NM = take(N * N);
+        slope_NM = take(N * N);
+        as_applied = take(net.is_l2 ? net.num_weights : 0);
     }
     long size = 0;
 
@@ -345,6 +124,11 @@ class Seed {
     Score gradients(const real* weights, real* d_weights, long seed) {
         w = weights, d = d_weights;
         std::memset(d, 0, net.num_weights * sizeof(real));
+        if (net.is_l2) {
+            std::copy_n(weights, net.num_weights, as_applied);
+            each_attention([&](long place) { values_of_queries(weights + place, as_applied + place); });
+            w = as_applied;
+        }
         if (batch.streams) dropout = {uint32_t(batch.streams[2 * seed]), uint32_t(batch.streams[2 * seed + 1]),
                                       int32_t(batch.last_kept), real(batch.kept_scale)};
         const long tokens = batch.num_sequences * N, first = seed * tokens;
@@ -364,6 +148,7 @@ class Seed {
             for (long s = net.num_sublayers - 1; s >= 0; s--) backward(s);
             embed_backward(token);
         }
+        if (net.is_l2) each_attention([&](long place) { values_of_queries_backward(weights + place, d + place); });
         return score;
     }
 
@@ -376,8 +161,15 @@ class Seed {
     long start, B, T;  // of the chunk: its first sequence, its number of sequences and of tokens
     std::vector<KeptSublayer> kept;
     KeptNorm embedding, last;
-    real *x_TD, *y_TD, *dx_TD, *dmixed, *din_TE, *outputs_TC;  // dx: the slope of the last state that is not yet done
+    // dx: the slope of the last state that is not yet done. as_applied: all weights, for l2.
+    real *x_TD, *y_TD, *dx_TD, *dmixed, *din_TE, *outputs_TC, *dropped_NM, *slope_NM, *as_applied;
 
+    // Calls a function with the place of the map to queries, keys and values of each layer.
+    template <class Function>
+    void each_attention(Function function) {
+        for (long s = 0; s < net.num_sublayers; s++)
+            if (!net.sublayers[s].is_mlp) function(net.sublayers[s].in.weight);
+    }
     const int64_t* token_inputs(long token) const { return static_cast<const int64_t*>(batch.inputs) + token; }
     const real* coordinates(long token) const { return static_cast<const real*>(batch.inputs) + token * net.num_inputs; }
     long embedding_of(long token) const { return net.read_in.weight + std::max(*token_inputs(token), int64_t(0)) * D; }
@@ -414,17 +206,62 @@ class Seed {
         }
     }
 
+    // Where one of the chunk's heads has its queries, keys and values, its table P and its outputs.
+    struct Head {
+        long queries, keys, values, table, outputs;
+    };
+    static Head place_of(long head) {
+        const long b = head / H, h = head % H, queries = b * N * E + h * K;
+        return {queries, queries + E - 2 * I, queries + E - I, head * N * N, b * N * I + h * K};
+    }
+    // tokens: of the chunk; null if none can be absent.
+    void attend(const KeptSublayer& kept, long head, const int64_t* tokens) {
+        const Head at = place_of(head);
+        const real *k_NK = kept.in_TE + at.keys;
+        real* p_NM = kept.p_BHNM + at.table;
+        multiply(N, N, K, rows_of(kept.in_TE + at.queries, E), transpose_of(k_NK, E), p_NM, N, false);
+        if (net.is_l2) without_halves(k_NK, p_NM);
+        for (long i = 0; i < N * N; i++) p_NM[i] *= real(net.score_scale);
+        for (long i = 0; i < N * N && net.hidden_NM; i++) p_NM[i] += net.hidden_NM[i];
+        const int64_t* own = tokens ? tokens + head / H * N : nullptr;
+        for (long m = 0; m < N && own; m++)  // no token sees an absent one, except that one itself
+            for (long n = 0; n < N && own[m] < 0; n++)
+                if (n != m) p_NM[n * N + m] = -INFINITY;
+        softmax(p_NM);
+        multiply(N, K, N, rows_of(dropped(kept, at.table), N), rows_of(kept.in_TE + at.values, E), kept.mixed + at.outputs, I,
+                 false);
+    }
+    void attend_backward(const KeptSublayer& kept, long head) {
+        const Head at = place_of(head);
+        const real *q_NK = kept.in_TE + at.queries, *k_NK = kept.in_TE + at.keys, *dmixed_NK = dmixed + at.outputs;
+        multiply(N, N, K, rows_of(dmixed_NK, I), transpose_of(kept.in_TE + at.values, E), slope_NM, N, false);
+        dropout.apply(slope_NM, N * N, kept.place_of_weights + start * H * N * N + at.table);
+        softmax_backward(kept.p_BHNM + at.table, slope_NM);
+        for (long i = 0; i < N * N; i++) slope_NM[i] *= real(net.score_scale);
+        multiply(N, K, N, rows_of(slope_NM, N), rows_of(k_NK, E), din_TE + at.queries, E, false);
+        multiply(N, K, N, transpose_of(slope_NM, N), rows_of(q_NK, E), din_TE + at.keys, E, SHARED);
+        if (net.is_l2) halves_backward(k_NK, slope_NM, din_TE + at.keys);
+        multiply(N, K, N, transpose_of(dropped(kept, at.table), N), rows_of(dmixed_NK, I), din_TE + at.values, E, false);
+    }
+    // P of a head after dropout.
+    const real* dropped(const KeptSublayer& kept, long table) {
+        if (dropout.scale == 0) return kept.p_BHNM + table;
+        std::copy_n(kept.p_BHNM + table, N * N, dropped_NM);
+        dropout.apply(dropped_NM, N * N, kept.place_of_weights + start * H * N * N + table);
+        return dropped_NM;
+    }
+
     void forward(long s, const int64_t* tokens) {
         const Sublayer& sub = net.sublayers[s];
         const KeptSublayer& k = kept[s];
         if (sub.before.kind != NO_NORM) norm(w, sub.before, k.x_TD, k.read_TD, k.before, T);
         if (sub.is_mlp) {
             map<F>(w, sub.in, D, k.read_TD, k.in_TE, T);
-            activate(net, k.in_TE, k.mixed, k.slope_TF, T * F);
+            activate(net.is_relu, k.in_TE, k.mixed, k.slope_TF, T * F);
             map<D>(w, sub.out, F, k.mixed, y_TD, T);
         } else {
-            map<3 * I>(w, sub.in, D, k.read_TD, k.in_TE, T);
-            attend(net, tokens, k.in_TE, k.p_BHNM, k.mixed, B, dropout, k.place_of_weights + start * H * N * N);
+            map<E>(w, sub.in, D, k.read_TD, k.in_TE, T);
+            for (long head = 0; head < B * H; head++) attend(k, head, tokens);
             map<D>(w, sub.out, I, k.mixed, y_TD, T);
         }
         dropout.apply(y_TD, T * D, k.place_of_output + start * N * D);
@@ -445,16 +282,15 @@ class Seed {
         for (long i = 0; i < T * D; i++) y_TD[i] = real(sub.branch) * dx_TD[i];
         if (sub.behind.kind != NO_NORM) norm_backward(w, d, sub.behind, k.behind, y_TD, T);
         dropout.apply(y_TD, T * D, k.place_of_output + start * N * D);
-        const long inner = sub.is_mlp ? F : I, wide = sub.is_mlp ? F : 3 * I;
+        const long inner = sub.is_mlp ? F : I, wide = sub.is_mlp ? F : E;
         map_weights_backward<D>(d, sub.out, inner, k.mixed, y_TD, T);
         map_backward(w, sub.out, D, inner, y_TD, dmixed, T);
         if (sub.is_mlp) {
             for (long i = 0; i < T * F; i++) din_TE[i] = dmixed[i] * k.slope_TF[i];
             map_weights_backward<F>(d, sub.in, D, k.read_TD, din_TE, T);
         } else {
-            attend_backward(net, k.in_TE, k.p_BHNM, dmixed, din_TE, B, dropout,
-                            k.place_of_weights + start * H * N * N);
-            map_weights_backward<3 * I>(d, sub.in, D, k.read_TD, din_TE, T);
+            for (long head = 0; head < B * H; head++) attend_backward(k, head);
+            map_weights_backward<E>(d, sub.in, D, k.read_TD, din_TE, T);
         }
         map_backward(w, sub.in, wide, D, din_TE, y_TD, T);
         if (sub.before.kind != NO_NORM) norm_backward(w, d, sub.before, k.before, y_TD, T);
@@ -527,8 +363,14 @@ static void update(const Rule& rule, long number, real* w, const real* d, real* 
 
 // --- what the library offers -------------------------------------------------------------------------------------------
 
+static void set_length([[maybe_unused]] const Batch& batch) {
+#ifndef TOKENS
+    N = batch.num_tokens;
+#endif
+}
 // How many numbers `step` needs as its memory.
 extern "C" long memory_of_step(const Network* network, const Batch* batch) {
+    set_length(*batch);
     return Seed(*network, *batch, nullptr).size;
 }
 
@@ -541,6 +383,7 @@ extern "C" void product(long M, long N, long K, const Matrix* a, const Matrix* b
 // other if `shares_gradients`; scores (S, 3). memory and all rows begin at a multiple of 64 bytes.
 extern "C" void step(const Network* network, const Batch* batch, const Rule* rule, real* weights, real* gradients,
                      long shares_gradients, real* first, real* second, double* scores, real* memory) {
+    set_length(*batch);
     Seed seed(*network, *batch, memory);
     for (long s = 0; s < batch->num_seeds; s++) {
         const long from = s * network->num_weights;

@@ -8,6 +8,7 @@ Shapes: S seed, B batch, N token, D width, P all weights of a seed.
 
 import ctypes
 import math
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +26,18 @@ from rankbench.model.transformer import Transformer, sinusoidal_positions
 from rankbench.runs.machine import Machine
 from rankbench.tasks import Batch, Corpus, Task
 from rankbench.tasks.task import Score
-from rankbench.training.library import NoLibraryError, library
+from rankbench.training.library import NoLibraryError, Source, library
 
-SOURCE = Path(__file__).with_name("fused_step.cpp")
-# Tokens of a sequence, whose tables of attention lie on the stack, and numbers of a state, a hidden state, queries, keys
-# and values, or an output. Beyond them most of the time is spent in large products, which need no fused step.
+SOURCE = Source.read(Path(__file__).with_name("fused_step.cpp"))
+# Tokens of a sequence, and numbers of a state, a hidden state, queries, keys and values, or an output. Beyond
+# them most of the time is spent in large products, which need no fused step.
 LONGEST, WIDEST = 512, 2048
 TOKENS_AT_A_TIME = 96  # of a chunk of sequences; 64 to 128 were fastest with 0.5 MiB of second-level cache
 ALIGNED = 16  # every parameter begins at a multiple of this many numbers, 64 bytes or more
 EPSILON = 1e-8  # torch's, of Adam
 
 # The values of the keys with which a network is covered.
-COVERED: dict[str, list] = {"kind": ["transformer"], "attention": ["dot"], "tied_qk": [False]}
+COVERED: dict[str, list] = {"kind": ["transformer"], "attention": ["dot", "l2"]}
 COVERED |= {"value_width": [None], "kv_groups": [None], "latent_width": [None], "head_reduction": ["sum"]}
 COVERED |= {"exclusive": [False]}
 COVERED |= {"mix_attention": [1.0], "mix_identity": [0.0], "mix_uniform": [0.0], "weight_norm": ["none"]}
@@ -57,8 +58,8 @@ def uncovered(cfg: TrainConfig, task: Task, machine: Machine) -> str | None:
         (machine.device.type != "cpu", f"device={machine.device.type}"),
         (machine.precision == "bf16", "precision=bf16"),
         (cfg.optimizer.name not in RULES, f"optimizer.name={cfg.optimizer.name}"),
-        (isinstance(task, Corpus), f"task.name={task.name}, whose batches differ in length"),
         (task.padded and cfg.model.mask == "others", f"model.mask=others with task.name={task.name}"),
+        (cfg.model.attention == "l2" and cfg.model.shared_layers, "model.shared_layers=true with model.attention=l2"),
         (task.length > LONGEST, f"{task.length} tokens, more than {LONGEST}"),
         ((width := max(cfg.model.width, hidden, inner)) > WIDEST, f"a map to {width} numbers, more than {WIDEST}"),
     ):
@@ -72,8 +73,9 @@ def library_for(cfg: TrainConfig, task: Task, machine: Machine) -> ctypes.CDLL:
     if (reason := uncovered(cfg, task, machine)) is not None:
         raise NoLibraryError(f"it does not cover {reason}")
     model = cfg.model
-    sizes = {"REAL": _real(machine), "TOKENS": task.length, "WIDTH": model.width, "HEADS": model.heads}
-    sizes |= {"HEAD_WIDTH": head_width(model), "OUTPUTS": task.num_outputs}
+    sizes = {"REAL": _real(machine), "WIDTH": model.width, "HEADS": model.heads}
+    sizes |= {"HEAD_WIDTH": head_width(model), "SHARED": int(model.tied_qk), "OUTPUTS": task.num_outputs}
+    sizes |= {} if isinstance(task, Corpus) else {"TOKENS": task.length}
     sizes |= {"HIDDEN": max(1, round(model.mlp_ratio * model.width))}
     return library(SOURCE, sizes)
 
@@ -107,11 +109,12 @@ class _Network(ctypes.Structure):
     _fields_ += [(name, ctypes.c_int64) for name in ("reads_tokens", "num_inputs", "scores_classes", "is_padded")]
     _fields_ += [("read_in", _Affine), ("read_out", _Affine), ("position", ctypes.c_int64)]
     _fields_ += [("sines_ND", ctypes.c_void_p), ("embedding", _Norm), ("last", _Norm)]
-    _fields_ += [("score_scale", ctypes.c_double), ("hidden_NM", ctypes.c_void_p), ("is_relu", ctypes.c_int64)]
+    _fields_ += [("score_scale", ctypes.c_double), ("is_l2", ctypes.c_int64), ("hidden_NM", ctypes.c_void_p)]
+    _fields_ += [("is_relu", ctypes.c_int64)]
 
 
 class _Batch(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_int64) for name in ("num_seeds", "num_sequences", "chunk")]
+    _fields_ = [(name, ctypes.c_int64) for name in ("num_seeds", "num_sequences", "num_tokens", "chunk")]
     _fields_ += [(name, ctypes.c_void_p) for name in ("inputs", "targets", "streams")]
     _fields_ += [("last_kept", ctypes.c_int64), ("kept_scale", ctypes.c_double)]
 
@@ -138,13 +141,11 @@ class FusedStep:
 
     def _described(self, model: Transformer, task: Task) -> _Network:
         attention, cfg = model.attentions[0], self.cfg.model
-        seen_NM = visible_keys(cfg.mask, cfg.window, task.length)
-        hidden_NM = None if seen_NM is None else torch.where(seen_NM, 0.0, -math.inf).to(self.machine.dtype)
         sines_ND = None
         if cfg.positions == "sinusoidal":
             sines_ND = sinusoidal_positions(task.length, cfg.width).to(self.machine.dtype)
         sublayers = (_Sublayer * len(model.sublayers))(*map(self._sublayer, model.sublayers))
-        self._kept_alive = hidden_NM, sines_ND, sublayers
+        self._kept_alive = sines_ND, sublayers
         return _Network(
             num_weights=self.num_weights,
             num_sublayers=len(sublayers),
@@ -159,10 +160,16 @@ class FusedStep:
             sines_ND=_address(sines_ND),
             embedding=self._norm(model.embedding_norm),
             last=self._norm(model.last_norm),
-            score_scale=attention.head_width**-0.5 / attention.temperature,
-            hidden_NM=_address(hidden_NM),
+            score_scale=(2 if cfg.attention == "l2" else 1) * attention.head_width**-0.5 / attention.temperature,
+            is_l2=cfg.attention == "l2",
             is_relu=cfg.activation == "relu",
         )
+
+    @cache  # noqa: B019
+    def _hidden(self, num_tokens: int) -> Tensor | None:
+        """0, or -infinity for a key that the query does not see, (N, N); None if all are seen."""
+        seen_NM = visible_keys(self.cfg.model.mask, self.cfg.model.window, num_tokens)
+        return None if seen_NM is None else torch.where(seen_NM, 0.0, -math.inf).to(self.machine.dtype)
 
     def _place(self, parameter: Tensor | None) -> int:
         return -1 if parameter is None else self.places[self._names[id(parameter)]][0]
@@ -244,9 +251,10 @@ class FusedStep:
         num_seeds, num_sequences, num_tokens = inputs.shape[:3]
         keep = 1 - self.cfg.model.dropout
         described = _Batch(
-            *(num_seeds, num_sequences, max(1, min(num_sequences, TOKENS_AT_A_TIME // num_tokens))),
+            *(num_seeds, num_sequences, num_tokens, max(1, min(num_sequences, TOKENS_AT_A_TIME // num_tokens))),
             *(_address(inputs), _address(targets), _address(streams_S2), largest_kept_bits(keep), 1 / keep),
         )
+        self.network.hidden_NM = _address(self._hidden(num_tokens))
         needed = self.compiled.memory_of_step(ctypes.byref(self.network), ctypes.byref(described))
         memory = self.weights_SP.new_empty(needed)
         scores_S3 = torch.empty(num_seeds, 3, dtype=torch.float64)

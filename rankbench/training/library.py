@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 log = logging.getLogger(__name__)
 
@@ -23,19 +24,31 @@ class NoLibraryError(Exception):
     """A library cannot be made or loaded here; the message says why."""
 
 
-def library(source: Path, defines: Mapping[str, object]) -> ctypes.CDLL:
+class Source(NamedTuple):
+    """A C++ file and the headers beside it, by name. It is read once, with the Python code that calls it, so that a
+    package that is replaced while a process runs does not compile code that this process does not fit."""
+
+    name: str
+    files: tuple[tuple[str, bytes], ...]
+
+    @classmethod
+    def read(cls, path: Path) -> "Source":
+        return cls(
+            path.name, tuple((file.name, file.read_bytes()) for file in (path, *sorted(path.parent.glob("*.h"))))
+        )
+
+
+def library(source: Source, defines: Mapping[str, object]) -> ctypes.CDLL:
     """Load the library of this source with these macros, compiled now unless the cache has it; NoLibraryError if that
-    fails. It is told apart by the source, the headers beside it, the macros, the compiler and the features of the
-    processor."""
+    fails. It is told apart by the source, the macros, the compiler and the features of the processor."""
     return _library(source, tuple(f"-D{name}={value}" for name, value in defines.items()))
 
 
 @cache
-def _library(source: Path, macros: tuple[str, ...]) -> ctypes.CDLL:
+def _library(source: Source, macros: tuple[str, ...]) -> ctypes.CDLL:
     compiler = _compiler()
-    texts = [path.read_bytes() for path in (source, *sorted(source.parent.glob("*.h")))]
-    digest = hashlib.sha256(repr((texts, macros, FLAGS, _target(compiler))).encode()).hexdigest()
-    file = _folder() / f"{source.stem}_{digest[:32]}.so"
+    digest = hashlib.sha256(repr((source, macros, FLAGS, _target(compiler))).encode()).hexdigest()
+    file = _folder() / f"{source.name.removesuffix('.cpp')}_{digest[:32]}.so"
     try:
         if not file.exists():
             _compile(compiler, source, macros, file)
@@ -73,11 +86,13 @@ def _folder() -> Path:
     return folder
 
 
-def _compile(compiler: str, source: Path, macros: tuple[str, ...], file: Path) -> None:
+def _compile(compiler: str, source: Source, macros: tuple[str, ...], file: Path) -> None:
     log.info("compiling %s for these sizes, once for all runs: some seconds", source.name)
     with tempfile.TemporaryDirectory(dir=file.parent) as folder:
         part = Path(folder) / file.name
-        _run([compiler, *FLAGS, *macros, str(source), "-o", str(part)])
+        for name, text in source.files:
+            (Path(folder) / name).write_bytes(text)
+        _run([compiler, *FLAGS, *macros, str(Path(folder) / source.name), "-o", str(part)])
         part.replace(file)  # whole or not at all, also if several processes compile it at once
 
 

@@ -29,7 +29,7 @@ from rankbench.tasks import Batch, build_task
 from rankbench.training import compiling, fused_step
 from rankbench.training import library as libraries
 from rankbench.training.compiling import choose_step
-from rankbench.training.library import NoLibraryError, library
+from rankbench.training.library import NoLibraryError, Source, library
 from rankbench.training.loop import train
 from rankbench.training.seeds_side_by_side import Training
 
@@ -42,6 +42,8 @@ SORTING = ["task.length=5", "task.alphabet=7", "task.train_size=40", "task.test_
 NEAREST = ["task=nearest_neighbor", "task.queries=separate", "task.points=4", "task.dimension=5", "task.train_size=40"]
 NEAREST += ["task.test_size=20"]  # coordinates and numbers; only the last token's target is scored
 MEMORIZATION = ["task=memorization", "task.length=5", "task.classes=5", "task.vocabulary=7", "task.train_size=40"]
+TEXT = ["task=char_lm", "task.length_limit=23", "task.train_size=70", "task.valid_size=10", "task.test_size=10"]
+TEXT += ["task.pad_to=4", "model.mask=causal"]
 LENGTHS = ["trainer.batch_size=30", "trainer.steps=12", "trainer.eval_every=4", "trainer.checkpoint_every=5"]
 TOGGLES = {
     "post-norm": [],
@@ -71,6 +73,11 @@ TOGGLES = {
     "absent tokens and a window": [*MEMORIZATION, "model.mask=window", "model.window=1", "model.positions=none"],
     "fresh sequences": ["task.train_size=null"],
     "shared layers": ["model.shared_layers=true"],
+    "l2": ["model.attention=l2"],
+    "l2, whose queries are keys": ["model.attention=l2", "model.tied_qk=true", "model.dropout=0.3"],
+    "queries that are keys": ["model.tied_qk=true", "model.mask=causal"],
+    "a text": TEXT,
+    "a text, l2 and dropout": [*TEXT, "model.attention=l2", "model.tied_qk=true", "model.dropout=0.3"],
 }
 # Of float32: the gradients of a few hundred tokens are sums of numbers rounded to 6e-8.
 TOLERANCES = {"fp32": 1e-6, "fp64": 1e-12}
@@ -156,6 +163,7 @@ OPTIMIZERS = {
     "momentum, clipped": ["optimizer=sgd", "optimizer.momentum=0.9", "optimizer.lr=0.1", "trainer.clip=0.2"],
     "dropout, in parts": ["model.dropout=0.2", "trainer.accumulate=4", "model.norm=pre"],
     "capped": ["optimizer.cap=0.5"],
+    "a text": [*TEXT, "model.attention=l2", "model.dropout=0.2", "trainer.accumulate=3"],
 }
 
 
@@ -198,7 +206,7 @@ def test_seeds_leave_and_the_others_go_on_as_if_alone(tmp_path, always):
 
 
 @pytest.mark.parametrize(
-    "words", [[], ["optimizer=sgd", "model.dropout=0.2"], ["model.shared_layers=true", "model.layers=3"]], ids=str
+    "words", [[], ["optimizer=sgd", "model.dropout=0.2"], ["model.shared_layers=true", "model.layers=3"], TEXT], ids=str
 )
 def test_a_run_in_parts_is_the_uninterrupted_run(words, tmp_path, always, monkeypatch):
     whole = trained(tmp_path / "whole", *words)
@@ -280,7 +288,8 @@ LONG = ["trainer.steps=600"]
         ([*LONG, "optimizer=muon"], "plain", "does not cover optimizer.name=muon"),
         ([*LONG, "precision=bf16"], "plain", "does not cover precision=bf16"),
         ([*LONG, *MEMORIZATION, "model.mask=others"], "plain", "model.mask=others with task.name=memorization"),
-        ([*LONG, "task=char_lm", "model.mask=causal"], "plain", "task.name=char_lm, whose batches differ in length"),
+        ([*LONG, *TEXT], "fused", None),
+        ([*LONG, "model.attention=l2", "model.shared_layers=true"], "plain", "shared_layers=true with model.attention"),
         ([*LONG, "task.length=513"], "plain", "does not cover 513 tokens, more than 512"),
         ([*LONG, "model.mlp_ratio=400"], "plain", "does not cover a map to 2400 numbers, more than 2048"),
         ([*LONG, "model.head_width=400"], "plain", "does not cover a map to 2400 numbers, more than 2048"),
@@ -313,13 +322,15 @@ def files(tmp_path):
 
 def test_a_library_is_compiled_once_for_each_source_and_each_choice_of_macros(source, tmp_path, caplog):
     caplog.set_level(logging.INFO)
-    assert [library(source, {"NUMBER": number}).number() for number in (3, 4)] == [3, 4]
+    assert [library(Source.read(source), {"NUMBER": number}).number() for number in (3, 4)] == [3, 4]
     libraries._library.cache_clear()  # as in another process
-    assert library(source, {"NUMBER": 3}).number() == 3
+    assert library(Source.read(source), {"NUMBER": 3}).number() == 3
     assert len(files(tmp_path)) == 2 == caplog.text.count("compiling number.cpp")
+    read_before = Source.read(source)
     source.write_text('extern "C" long number() { return -NUMBER; }')
     libraries._library.cache_clear()
-    assert library(source, {"NUMBER": 3}).number() == -3 and len(files(tmp_path)) == 3
+    assert library(Source.read(source), {"NUMBER": 3}).number() == -3 and len(files(tmp_path)) == 3
+    assert library(read_before, {"NUMBER": 5}).number() == 5  # a package that is replaced while a process runs
 
 
 def test_an_interrupted_compilation_leaves_no_library(source, tmp_path, monkeypatch):
@@ -333,30 +344,32 @@ def test_an_interrupted_compilation_leaves_no_library(source, tmp_path, monkeypa
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(libraries, "_run", interrupted)
-        library(source, {"NUMBER": 3})
+        library(Source.read(source), {"NUMBER": 3})
     assert files(tmp_path) == []
-    assert library(source, {"NUMBER": 3}).number() == 3
+    assert library(Source.read(source), {"NUMBER": 3}).number() == 3
 
 
 def test_why_there_is_no_library_takes_one_line(source, tmp_path, monkeypatch):
     source.write_text("not C++\n")
     with pytest.raises(NoLibraryError, match=r"^\S*g\+\+ failed: \S*number.cpp:1:1: error: [^\n]*$"):
-        library(source, {})
+        library(Source.read(source), {})
     folder = tmp_path / "cache" / "rankbench" / "libraries"
     folder.chmod(0o777)
     with pytest.raises(NoLibraryError, match="libraries is not this user's alone"):
-        library(source, {"NUMBER": 1})
+        library(Source.read(source), {"NUMBER": 1})
     folder.rmdir()
     folder.write_text("")
     with pytest.raises(NoLibraryError, match="libraries cannot be made"):
-        library(source, {"NUMBER": 2})
+        library(Source.read(source), {"NUMBER": 2})
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(NoLibraryError, match=r"no C\+\+ compiler \(g\+\+"):
-        library(source, {"NUMBER": 3})
+        library(Source.read(source), {"NUMBER": 3})
 
 
-def test_the_source_compiles_without_a_warning(tmp_path):
+@pytest.mark.parametrize("others", [{"REAL": "float", "TOKENS": 5, "SHARED": 0}, {"REAL": "double", "SHARED": 1}])
+def test_the_source_compiles_without_a_warning(others):
     words = ["g++", "-std=c++17", "-fsyntax-only", "-fopenmp-simd", "-Wall", "-Wextra", "-Werror"]
-    macros = {"REAL": "float", "TOKENS": 5, "WIDTH": 6, "HEADS": 2, "HEAD_WIDTH": 4, "HIDDEN": 9, "OUTPUTS": 5}
-    subprocess.run([*words, *(f"-D{name}={value}" for name, value in macros.items()), fused_step.SOURCE], check=True)
+    macros = {"WIDTH": 6, "HEADS": 2, "HEAD_WIDTH": 4, "HIDDEN": 9, "OUTPUTS": 5, **others}
+    source = Path(fused_step.__file__).with_name(fused_step.SOURCE.name)
+    subprocess.run([*words, *(f"-D{name}={value}" for name, value in macros.items()), source], check=True)

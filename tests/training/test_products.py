@@ -47,7 +47,7 @@ def product(request, monkeypatch, tmp_path):
     def multiply(a, b, c, adds):
         name = {torch.float32: "float", torch.float64: "double"}[a.dtype]
         if name not in libraries:
-            libraries[name] = library.library(source, {"REAL": name})
+            libraries[name] = library.library(library.Source.read(source), {"REAL": name})
         sizes = map(ctypes.c_long, (len(a), b.shape[1], len(b)))
         libraries[name].product(*sizes, described(a), described(b), ctypes.c_void_p(c.data_ptr()), ctypes.c_long(adds))
 

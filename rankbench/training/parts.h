@@ -1,0 +1,251 @@
+// The parts of a network, forward and backward: maps, norms, dropout, attention, activations. Sizes, shapes and the order
+// of numbers are those of fused_step.cpp, which includes this file.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "products.h"
+
+constexpr long D = WIDTH, H = HEADS, K = HEAD_WIDTH, I = H * K, E = (SHARED ? 2 : 3) * I, F = HIDDEN, C = OUTPUTS;
+#ifdef TOKENS
+constexpr long N = TOKENS;
+#else
+static long N;  // of the sequences of the present batch
+#endif
+
+// Where the numbers begin in the weights of a seed; -1: the part is missing.
+struct Affine {
+    long weight, bias;
+};
+struct Norm {
+    long kind, weight, shift;
+    double factor;
+};
+enum { NO_NORM, LAYERNORM, RMSNORM };
+
+// --- functions of one number, without branches, so that loops over them are vectorised --------------------------------
+
+static constexpr double factorial(int n) { return n ? n * factorial(n - 1) : 1; }
+
+// e^x for x <= 0 or nan; 0 below the normal numbers.
+static inline real exponential(real x) {
+    constexpr bool is_float = sizeof(real) == 4;
+    using Bits = std::conditional_t<is_float, uint32_t, uint64_t>;
+    constexpr real lowest = is_float ? -87 : -708, to_integer = is_float ? 0x1.8p23 : 0x1.8p52;
+    constexpr real ln2_upper = is_float ? 0x1.62e4p-1 : 0x1.62e42fefap-1;  // its multiples up to -lowest are exact
+    constexpr real ln2_lower = is_float ? 0x1.7f7d1cf79abcap-20 : 0x1.cf79abc9e3b3ap-40;
+    const real shifted = std::max(lowest, x) * real(0x1.71547652b82fep0) + to_integer;  // its last bits: x / ln 2
+    const real power = shifted - to_integer;
+    const real rest = (x - power * ln2_upper) - power * ln2_lower;  // at most ln 2 / 2 in size
+    real series = 0;
+    for (int i = is_float ? 7 : 13; i >= 0; i--) series = series * rest + real(1 / factorial(i));
+    Bits bits;
+    std::memcpy(&bits, &shifted, sizeof bits);
+    bits = (bits + (is_float ? 127 : 1023)) << (is_float ? 23 : 52);
+    real power_of_two;
+    std::memcpy(&power_of_two, &bits, sizeof bits);
+    return x < lowest ? 0 : series * power_of_two;
+}
+
+// Share of a normal distribution above u >= 0, where bell = e^(-u^2 / 2).
+static inline real upper_tail(real u, real bell) {
+    if constexpr (sizeof(real) == 8) return 0.5 * std::erfc(u * 0x1.6a09e667f3bcdp-1);
+    // bell times a polynomial in t, fitted at Chebyshev's points of 0 < t <= 1; relative error 2e-8
+    constexpr real fitted[] = {0.08976201463, 0.08976160413, 0.08523583757, 0.07581898067, 0.06593042868, 0.03364655416,
+                               0.07684247783, -0.07365650302, 0.1194158882, -0.08021861825, 0.01746133579};
+    const real t = 1 / (1 + real(0.225) * u);
+    real series = 0;
+    for (int i = 10; i >= 0; i--) series = series * t + fitted[i];
+    return bell * series * t;
+}
+
+// --- linear maps: y = x W^T + b --------------------------------------------------------------------------------------
+
+template <long out>
+static void map(const real* w, Affine place, long in, const real* x, real* y, long T) {
+    if (place.bias >= 0)
+        for (long t = 0; t < T; t++)
+            for (long i = 0; i < out; i++) y[t * out + i] = w[place.bias + i];
+    multiply(T, out, in, rows_of(x, in), transpose_of(w + place.weight, in), y, out, place.bias >= 0);
+}
+// From the slope dy of the map's output, that of its input.
+static void map_backward(const real* w, Affine place, long out, long in, const real* dy, real* dx, long T) {
+    multiply(T, in, out, rows_of(dy, out), rows_of(w + place.weight, in), dx, in, false);
+}
+// Adds to the gradients d of the map's weights.
+template <long out>
+static void map_weights_backward(real* d, Affine place, long in, const real* x, const real* dy, long T) {
+    multiply(out, in, T, transpose_of(dy, out), rows_of(x, in), d + place.weight, in, true);
+    if (place.bias < 0) return;
+    real sums[out];
+    std::copy_n(d + place.bias, out, sums);
+    for (long t = 0; t < T; t++)
+        for (long i = 0; i < out; i++) sums[i] += dy[t * out + i];
+    std::copy_n(sums, out, d + place.bias);
+}
+
+// --- norms -----------------------------------------------------------------------------------------------------------
+
+struct KeptNorm {
+    real *hat_TD, *scale_T;  // the normed tokens before the learned weight, and what they were multiplied by
+};
+
+static void norm(const real* w, Norm norm, const real* x_TD, real* y_TD, KeptNorm kept, long T) {
+    const real centred = norm.kind == LAYERNORM, factor = norm.factor;
+    for (long t = 0; t < T; t++) {
+        const real* x = x_TD + t * D;
+        real *hat = kept.hat_TD + t * D, *y = y_TD + t * D, mean = 0, square = 0;
+#pragma omp simd reduction(+ : mean)
+        for (long i = 0; i < D; i++) mean += x[i];
+        mean *= centred / D;
+#pragma omp simd reduction(+ : square)
+        for (long i = 0; i < D; i++) square += (x[i] - mean) * (x[i] - mean);
+        const real scale = kept.scale_T[t] = 1 / std::sqrt(square / D + real(1e-5));
+        for (long i = 0; i < D; i++) hat[i] = (x[i] - mean) * scale;
+        if (norm.weight < 0)
+            for (long i = 0; i < D; i++) y[i] = hat[i] * factor;
+        else if (norm.shift < 0)
+            for (long i = 0; i < D; i++) y[i] = hat[i] * w[norm.weight + i] * factor;
+        else
+            for (long i = 0; i < D; i++) y[i] = (hat[i] * w[norm.weight + i] + w[norm.shift + i]) * factor;
+    }
+}
+// From the slope dy of the norm's output, the slope of its input, in place.
+static void norm_backward(const real* w, real* d, Norm norm, KeptNorm kept, real* dy_TD, long T) {
+    const real centred = norm.kind == LAYERNORM;
+    real dweight[D] = {}, dshift[D] = {}, weight[D];
+    for (long i = 0; i < D; i++) weight[i] = norm.weight < 0 ? 1 : w[norm.weight + i];
+    for (long t = 0; t < T; t++) {
+        const real* hat = kept.hat_TD + t * D;
+        real *dy = dy_TD + t * D, mean = 0, along = 0;
+#pragma omp simd reduction(+ : mean, along)
+        for (long i = 0; i < D; i++) {
+            const real slope = dy[i] * real(norm.factor);
+            dweight[i] += slope * hat[i];
+            dshift[i] += slope;
+            dy[i] = slope * weight[i];
+            mean += dy[i];
+            along += dy[i] * hat[i];
+        }
+        mean *= centred / D;
+        along /= D;
+        for (long i = 0; i < D; i++) dy[i] = kept.scale_T[t] * (dy[i] - mean - hat[i] * along);
+    }
+    for (long i = 0; i < D && norm.weight >= 0; i++) d[norm.weight + i] += dweight[i];
+    for (long i = 0; i < D && norm.shift >= 0; i++) d[norm.shift + i] += dshift[i];
+}
+
+// --- dropout: rankbench.seeds.random_bits, for any part of a stream --------------------------------------------------
+
+struct Dropout {
+    uint32_t factor, shift;
+    int32_t last;  // the largest bits that are kept
+    real scale;    // 1 / (share that is kept); 0: there is no dropout
+
+    real mask(uint32_t place) const {
+        uint32_t bits = place * factor + shift;
+        bits = (bits ^ bits >> 16) * 0x7FEB352Du;
+        bits = (bits ^ bits >> 15) * 0x846CA68Bu;
+        return int32_t(bits) <= last ? scale : 0;
+    }
+    // Multiplies n numbers by their masks, which begin at a place in the stream.
+    void apply(real* x, long n, long place) const {
+        if (scale == 0) return;
+        for (long i = 0; i < n; i++) x[i] *= mask(place + i);
+    }
+};
+
+// --- attention -------------------------------------------------------------------------------------------------------
+
+// L2 attention (rankbench/model/attention.py): its scores are 2 (q k - |k|^2 / 2), and its values are read from the
+// queries, v = x V for V = W_Q W_Q^T W_V / sqrt(K). In the rows of a map's weights, that is V = (W_V W_Q^T) W_Q / sqrt(K).
+
+static const real ROOT = 1 / std::sqrt(real(K));
+
+// The rows V of all heads in place of the W_V of `weights`, in a copy of them.
+static void values_of_queries(const real* weights_ED, real* copy_ED) {
+    for (long h = 0; h < H; h++) {
+        const real *q_KD = weights_ED + h * K * D, *v_KD = weights_ED + (E - I + h * K) * D;
+        real products_KK[K * K];
+        multiply(K, K, D, rows_of(v_KD, D), transpose_of(q_KD, D), products_KK, K, false);
+        for (real& x : products_KK) x *= ROOT;
+        multiply(K, D, K, rows_of(products_KK, K), rows_of(q_KD, D), copy_ED + (E - I + h * K) * D, D, false);
+    }
+}
+// Turns the gradients of the rows V into those of W_V, and adds to those of W_Q.
+static void values_of_queries_backward(const real* weights_ED, real* d_ED) {
+    for (long h = 0; h < H; h++) {
+        const real *q_KD = weights_ED + h * K * D, *v_KD = weights_ED + (E - I + h * K) * D;
+        real *dq_KD = d_ED + h * K * D, *dv_KD = d_ED + (E - I + h * K) * D, products_KK[K * K], slopes_KK[K * K];
+        multiply(K, K, D, rows_of(v_KD, D), transpose_of(q_KD, D), products_KK, K, false);
+        multiply(K, K, D, rows_of(dv_KD, D), transpose_of(q_KD, D), slopes_KK, K, false);
+        for (real& x : products_KK) x *= ROOT;
+        for (real& x : slopes_KK) x *= ROOT;
+        multiply(K, D, K, transpose_of(products_KK, K), rows_of(dv_KD, D), dq_KD, D, true);
+        multiply(K, D, K, transpose_of(slopes_KK, K), rows_of(v_KD, D), dq_KD, D, true);
+        multiply(K, D, K, rows_of(slopes_KK, K), rows_of(q_KD, D), dv_KD, D, false);
+    }
+}
+// Takes half of each key's square off the products with it.
+static void without_halves(const real* k_NK, real* s_NM) {
+    for (long m = 0; m < N; m++) {
+        real square = 0;
+#pragma omp simd reduction(+ : square)
+        for (long i = 0; i < K; i++) square += k_NK[m * E + i] * k_NK[m * E + i];
+        for (long n = 0; n < N; n++) s_NM[n * N + m] -= square / 2;
+    }
+}
+// Adds to the slopes dk of the keys what comes from their halves.
+static void halves_backward(const real* k_NK, const real* ds_NM, real* dk_NK) {
+    for (long m = 0; m < N; m++) {
+        real sum = 0;
+        for (long n = 0; n < N; n++) sum += ds_NM[n * N + m];
+        for (long i = 0; i < K; i++) dk_NK[m * E + i] -= sum * k_NK[m * E + i];
+    }
+}
+// In place, of each row.
+static void softmax(real* s_NM) {
+    for (long n = 0; n < N; n++) {
+        real *row = s_NM + n * N, largest = -INFINITY;
+#pragma omp simd reduction(max : largest)
+        for (long m = 0; m < N; m++) largest = std::max(largest, row[m]);
+        for (long m = 0; m < N; m++) row[m] -= largest;
+    }
+    for (long i = 0; i < N * N; i++) s_NM[i] = exponential(s_NM[i]);
+    for (long n = 0; n < N; n++) {
+        real *row = s_NM + n * N, sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (long m = 0; m < N; m++) sum += row[m];
+        for (long m = 0; m < N; m++) row[m] /= sum;
+    }
+}
+// From the slope of P to that of the scores, in place.
+static void softmax_backward(const real* p_NM, real* slope_NM) {
+    for (long n = 0; n < N; n++) {
+        const real* p = p_NM + n * N;
+        real *slope = slope_NM + n * N, along = 0;
+#pragma omp simd reduction(+ : along)
+        for (long m = 0; m < N; m++) along += slope[m] * p[m];
+        for (long m = 0; m < N; m++) slope[m] = p[m] * (slope[m] - along);
+    }
+}
+
+// --- activations -----------------------------------------------------------------------------------------------------
+
+// The activation a of z, and its derivative.
+static void activate(bool is_relu, const real* z, real* a, real* slope, long number) {
+    if (is_relu)
+        for (long i = 0; i < number; i++) {
+            a[i] = z[i] <= 0 ? 0 : z[i];
+            slope[i] = z[i] <= 0 ? 0 : 1;
+        }
+    else
+        for (long i = 0; i < number; i++) {
+            const real bell = exponential(real(-0.5) * z[i] * z[i]), tail = upper_tail(std::abs(z[i]), bell);
+            const real below = z[i] > 0 ? 1 - tail : tail;
+            a[i] = z[i] * below;
+            slope[i] = below + z[i] * bell * real(0x1.9884533d43651p-2);  // 1 / sqrt(2 pi)
+        }
+}
