@@ -2,7 +2,7 @@
 //
 // The seeds take their step one after the other, so that the weights of a seed stay in the cache. The sequences of a
 // batch pass through the whole network a chunk at a time, so that the states of a chunk do. Matrix products are those
-// of products.h; everything else, most of it in parts.h, is a loop whose bounds the compiler knows, from
+// of products.h; everything else, in parts.h, update.h and here, is a loop whose bounds the compiler knows, from
 //
 //     REAL float or double    WIDTH    HEADS    HEAD_WIDTH    HIDDEN    OUTPUTS    SHARED 1 if keys are the queries, else 0
 //     TOKENS of a sequence; undefined if batches differ in length
@@ -23,6 +23,7 @@
 
 using real = REAL;
 #include "parts.h"
+#include "update.h"
 
 // --- what the caller describes; every field has 8 bytes ---------------------------------------------------------------
 
@@ -44,6 +45,8 @@ struct Network {
     Norm embedding, last;
     double score_scale;
     long is_l2;
+    double contraction;    // of contractive L2; 0: none
+    const real* inverses;  // inverse_phi of 1, 2, ... keys
     const real* hidden_NM;  // 0, or -infinity for a key that the query does not see; null: it sees all
     long is_relu;
 };
@@ -54,11 +57,6 @@ struct Batch {  // inputs and targets of all seeds, (S, B, N, ...)
     long last_kept;                // the largest bits of an entry that dropout keeps
     double kept_scale;             // what dropout multiplies these by
 };
-struct Rule {
-    long kind, count;  // count: number of this step, from 1
-    double rate, weight_decay, momentum, beta1, beta2, epsilon, clip;  // clip: infinity for none
-};
-enum { GRADIENTS, SGD, ADAM, ADAMW };  // GRADIENTS: the weights stay
 
 // --- one seed ----------------------------------------------------------------------------------------------------------
 
@@ -66,6 +64,8 @@ struct KeptSublayer {  // for the backward pass; mixed: values of the heads, (T,
     real *x_TD, *read_TD, *in_TE, *mixed, *slope_TF, *p_BHNM;
     KeptNorm before, behind, after;
     long place_of_weights, place_of_output;  // in the stream of dropout's bits
+    Bound bound;                             // of contractive L2, and the slope of its logarithm
+    real slope_of_bound;
 };
 
 struct Score {
@@ -126,7 +126,10 @@ class Seed {
         std::memset(d, 0, net.num_weights * sizeof(real));
         if (net.is_l2) {
             std::copy_n(weights, net.num_weights, as_applied);
-            each_attention([&](long place) { values_of_queries(weights + place, as_applied + place); });
+            each_attention([&](KeptSublayer& sub, long in, long out) {
+                values_of_queries(weights + in, as_applied + in);
+                if (net.contraction) sub.bound = bound_of(weights + in, weights + out), sub.slope_of_bound = 0;
+            });
             w = as_applied;
         }
         if (batch.streams) dropout = {uint32_t(batch.streams[2 * seed]), uint32_t(batch.streams[2 * seed + 1]),
@@ -138,17 +141,23 @@ class Seed {
             B = std::min(batch.chunk, batch.num_sequences - start), T = B * N;
             const long token = first + start * N;  // the chunk's first, among those of all seeds
             embed(token);
-            for (long s = 0; s < net.num_sublayers; s++) forward(s, net.is_padded ? token_inputs(token) : nullptr);
+            const int64_t* tokens = net.is_padded ? token_inputs(token) : nullptr;
+            for (long s = 0; s < net.num_sublayers; s++) forward(s, tokens);
             if (net.last.kind != NO_NORM) norm(w, net.last, x_TD, x_TD, last, T);
             map<C>(w, net.read_out, D, x_TD, outputs_TC, T);
             net.scores_classes ? cross_entropy(token, score) : squared_error(token, score);
             map_weights_backward<C>(d, net.read_out, D, x_TD, outputs_TC, T);
             map_backward(w, net.read_out, C, D, outputs_TC, dx_TD, T);
             if (net.last.kind != NO_NORM) norm_backward(w, d, net.last, last, dx_TD, T);
-            for (long s = net.num_sublayers - 1; s >= 0; s--) backward(s);
+            for (long s = net.num_sublayers - 1; s >= 0; s--) backward(s, tokens);
             embed_backward(token);
         }
-        if (net.is_l2) each_attention([&](long place) { values_of_queries_backward(weights + place, d + place); });
+        if (net.is_l2)
+            each_attention([&](KeptSublayer& sub, long in, long out) {
+                values_of_queries_backward(weights + in, d + in);
+                if (net.contraction)
+                    bound_backward(sub.bound, sub.slope_of_bound, weights + in, weights + out, d + in, d + out);
+            });
         return score;
     }
 
@@ -164,11 +173,11 @@ class Seed {
     // dx: the slope of the last state that is not yet done. as_applied: all weights, for l2.
     real *x_TD, *y_TD, *dx_TD, *dmixed, *din_TE, *outputs_TC, *dropped_NM, *slope_NM, *as_applied;
 
-    // Calls a function with the place of the map to queries, keys and values of each layer.
+    // Calls a function with each attention sub-layer and the places of its two maps.
     template <class Function>
     void each_attention(Function function) {
         for (long s = 0; s < net.num_sublayers; s++)
-            if (!net.sublayers[s].is_mlp) function(net.sublayers[s].in.weight);
+            if (!net.sublayers[s].is_mlp) function(kept[s], net.sublayers[s].in.weight, net.sublayers[s].out.weight);
     }
     const int64_t* token_inputs(long token) const { return static_cast<const int64_t*>(batch.inputs) + token; }
     const real* coordinates(long token) const { return static_cast<const real*>(batch.inputs) + token * net.num_inputs; }
@@ -243,6 +252,16 @@ class Seed {
         if (net.is_l2) halves_backward(k_NK, slope_NM, din_TE + at.keys);
         multiply(N, K, N, transpose_of(dropped(kept, at.table), N), rows_of(dmixed_NK, I), din_TE + at.values, E, false);
     }
+    // Divides the outputs of all heads, (T, I), or their slopes, by the bound of their sequence.
+    void contract(const KeptSublayer& kept, real* x_TI, const int64_t* tokens) {
+        for (long b = 0; b < B; b++) {
+            long present = tokens ? 0 : N;
+            for (long n = b * N; n < (b + 1) * N && tokens; n++) present += tokens[n] >= 0;
+            const real inverse = net.inverses[std::max(present, 1L) - 1];
+            const real factor = real(net.contraction) / ((4 * inverse + ROOT) * kept.bound.product);
+            for (long i = b * N * I; i < (b + 1) * N * I; i++) x_TI[i] *= factor;
+        }
+    }
     // P of a head after dropout.
     const real* dropped(const KeptSublayer& kept, long table) {
         if (dropout.scale == 0) return kept.p_BHNM + table;
@@ -262,6 +281,7 @@ class Seed {
         } else {
             map<E>(w, sub.in, D, k.read_TD, k.in_TE, T);
             for (long head = 0; head < B * H; head++) attend(k, head, tokens);
+            if (net.contraction) contract(k, k.mixed, tokens);
             map<D>(w, sub.out, I, k.mixed, y_TD, T);
         }
         dropout.apply(y_TD, T * D, k.place_of_output + start * N * D);
@@ -275,9 +295,9 @@ class Seed {
         if (sub.after.kind != NO_NORM) norm(w, sub.after, sum_TD, sum_TD, k.after, T);
     }
     // Turns dx from the slope of the sub-layer's output into that of its input.
-    void backward(long s) {
+    void backward(long s, const int64_t* tokens) {
         const Sublayer& sub = net.sublayers[s];
-        const KeptSublayer& k = kept[s];
+        KeptSublayer& k = kept[s];
         if (sub.after.kind != NO_NORM) norm_backward(w, d, sub.after, k.after, dx_TD, T);
         for (long i = 0; i < T * D; i++) y_TD[i] = real(sub.branch) * dx_TD[i];
         if (sub.behind.kind != NO_NORM) norm_backward(w, d, sub.behind, k.behind, y_TD, T);
@@ -289,6 +309,10 @@ class Seed {
             for (long i = 0; i < T * F; i++) din_TE[i] = dmixed[i] * k.slope_TF[i];
             map_weights_backward<F>(d, sub.in, D, k.read_TD, din_TE, T);
         } else {
+            if (net.contraction) {
+                for (long i = 0; i < T * I; i++) k.slope_of_bound -= dmixed[i] * k.mixed[i];
+                contract(k, dmixed, tokens);
+            }
             for (long head = 0; head < B * H; head++) attend_backward(k, head);
             map_weights_backward<E>(d, sub.in, D, k.read_TD, din_TE, T);
         }
@@ -326,40 +350,6 @@ class Seed {
         }
     }
 };
-
-// --- clipping and the optimiser ----------------------------------------------------------------------------------------
-
-// first, second: the moments; those that the rule does not have are not read.
-static void update(const Rule& rule, long number, real* w, const real* d, real* first, real* second) {
-    real factor = 1;
-    if (!std::isinf(rule.clip)) {
-        double square = 0;
-#pragma omp simd reduction(+ : square)
-        for (long i = 0; i < number; i++) square += double(d[i]) * d[i];
-        const double over = rule.clip / std::sqrt(square);
-        factor = over > 1 ? 1 : over;  // nan stays nan
-    }
-    const real decay = rule.weight_decay, rate = rule.rate;
-    if (rule.kind == SGD) {
-        const real momentum = rule.momentum;
-        for (long i = 0; i < number; i++) {
-            real slope = d[i] * factor + decay * w[i];
-            if (first) slope = first[i] = momentum * first[i] + slope;
-            w[i] -= rate * slope;
-        }
-        return;
-    }
-    const real beta1 = rule.beta1, beta2 = rule.beta2, epsilon = rule.epsilon;
-    const real rate1 = rule.rate / (1 - std::pow(rule.beta1, rule.count));
-    const real root2 = std::sqrt(1 - std::pow(rule.beta2, rule.count));
-    const real coupled = rule.kind == ADAM ? decay : 0, shrinking = rule.kind == ADAMW ? 1 - rule.rate * rule.weight_decay : 1;
-    for (long i = 0; i < number; i++) {
-        const real slope = d[i] * factor + coupled * w[i];
-        first[i] = beta1 * first[i] + (1 - beta1) * slope;
-        second[i] = beta2 * second[i] + (1 - beta2) * slope * slope;
-        w[i] = shrinking * w[i] - rate1 * first[i] / (std::sqrt(second[i]) / root2 + epsilon);
-    }
-}
 
 // --- what the library offers -------------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from rankbench.config.model import ModelConfig
 from rankbench.config.schema import TrainConfig
 from rankbench.model.attention import visible_keys
+from rankbench.model.contraction import inverse_phi
 from rankbench.model.dropout import largest_kept_bits
 from rankbench.model.linear import LinearMap
 from rankbench.model.norm import Norm
@@ -37,7 +38,7 @@ ALIGNED = 16  # every parameter begins at a multiple of this many numbers, 64 by
 EPSILON = 1e-8  # torch's, of Adam
 
 # The values of the keys with which a network is covered.
-COVERED: dict[str, list] = {"kind": ["transformer"], "attention": ["dot", "l2"]}
+COVERED: dict[str, list] = {"kind": ["transformer"], "attention": ["dot", "l2", "contractive_l2"]}
 COVERED |= {"value_width": [None], "kv_groups": [None], "latent_width": [None], "head_reduction": ["sum"]}
 COVERED |= {"exclusive": [False]}
 COVERED |= {"mix_attention": [1.0], "mix_identity": [0.0], "mix_uniform": [0.0], "weight_norm": ["none"]}
@@ -59,7 +60,7 @@ def uncovered(cfg: TrainConfig, task: Task, machine: Machine) -> str | None:
         (machine.precision == "bf16", "precision=bf16"),
         (cfg.optimizer.name not in RULES, f"optimizer.name={cfg.optimizer.name}"),
         (task.padded and cfg.model.mask == "others", f"model.mask=others with task.name={task.name}"),
-        (cfg.model.attention == "l2" and cfg.model.shared_layers, "model.shared_layers=true with model.attention=l2"),
+        (cfg.model.shared_layers and cfg.model.attention != "dot", f"shared layers of {cfg.model.attention}"),
         (task.length > LONGEST, f"{task.length} tokens, more than {LONGEST}"),
         ((width := max(cfg.model.width, hidden, inner)) > WIDEST, f"a map to {width} numbers, more than {WIDEST}"),
     ):
@@ -109,7 +110,8 @@ class _Network(ctypes.Structure):
     _fields_ += [(name, ctypes.c_int64) for name in ("reads_tokens", "num_inputs", "scores_classes", "is_padded")]
     _fields_ += [("read_in", _Affine), ("read_out", _Affine), ("position", ctypes.c_int64)]
     _fields_ += [("sines_ND", ctypes.c_void_p), ("embedding", _Norm), ("last", _Norm)]
-    _fields_ += [("score_scale", ctypes.c_double), ("is_l2", ctypes.c_int64), ("hidden_NM", ctypes.c_void_p)]
+    _fields_ += [("score_scale", ctypes.c_double), ("is_l2", ctypes.c_int64)]
+    _fields_ += [("contraction", ctypes.c_double), ("inverses", ctypes.c_void_p), ("hidden_NM", ctypes.c_void_p)]
     _fields_ += [("is_relu", ctypes.c_int64)]
 
 
@@ -136,16 +138,22 @@ class FusedStep:
         for name, parameter in model.named_parameters():
             self.places[name] = self.num_weights, parameter.shape
             self.num_weights += -(-parameter.numel() // ALIGNED) * ALIGNED
+        self._attention = model.attentions[0]
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         self.network = self._described(model, task)
 
     def _described(self, model: Transformer, task: Task) -> _Network:
-        attention, cfg = model.attentions[0], self.cfg.model
+        attention, cfg = self._attention, self.cfg.model
         sines_ND = None
         if cfg.positions == "sinusoidal":
             sines_ND = sinusoidal_positions(task.length, cfg.width).to(self.machine.dtype)
         sublayers = (_Sublayer * len(model.sublayers))(*map(self._sublayer, model.sublayers))
-        self._kept_alive = sines_ND, sublayers
+        inverses = None
+        if cfg.attention == "contractive_l2":
+            numbers = range(1, task.length + 1)
+            keys = [cfg.contraction_keys or attention.num_keys(number) for number in numbers]
+            inverses = torch.tensor([inverse_phi(number) for number in keys], dtype=self.machine.dtype)
+        self._kept_alive = sines_ND, sublayers, inverses
         return _Network(
             num_weights=self.num_weights,
             num_sublayers=len(sublayers),
@@ -160,14 +168,18 @@ class FusedStep:
             sines_ND=_address(sines_ND),
             embedding=self._norm(model.embedding_norm),
             last=self._norm(model.last_norm),
-            score_scale=(2 if cfg.attention == "l2" else 1) * attention.head_width**-0.5 / attention.temperature,
-            is_l2=cfg.attention == "l2",
+            score_scale=(2 if attention.is_l2 else 1) * attention.head_width**-0.5 / attention.temperature,
+            is_l2=attention.is_l2,
+            contraction=0.0 if inverses is None else attention.contraction,
+            inverses=_address(inverses),
             is_relu=cfg.activation == "relu",
         )
 
     @cache  # noqa: B019
     def _hidden(self, num_tokens: int) -> Tensor | None:
-        """0, or -infinity for a key that the query does not see, (N, N); None if all are seen."""
+        """0, or -infinity for a key that the query does not see, (N, N); None if all are seen. ConfigError for more
+        keys than model.contraction_keys."""
+        self._attention.num_keys(num_tokens)  # refuses too many
         seen_NM = visible_keys(self.cfg.model.mask, self.cfg.model.window, num_tokens)
         return None if seen_NM is None else torch.where(seen_NM, 0.0, -math.inf).to(self.machine.dtype)
 

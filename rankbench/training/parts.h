@@ -188,6 +188,54 @@ static void values_of_queries_backward(const real* weights_ED, real* d_ED) {
         multiply(K, D, K, rows_of(slopes_KK, K), rows_of(q_KD, D), dv_KD, D, false);
     }
 }
+
+// Contractive L2 attention divides its values by a bound, of which this is the part that depends on the weights
+// (rankbench/model/contraction.py): a product of four largest sums of sizes, here with the places where they are.
+struct Bound {
+    real product, rows, columns, values, out;
+    long head, input, query, value, output;
+};
+static Bound bound_of(const real* weights_ED, const real* out_DI) {
+    Bound at{};
+    for (long h = 0; h < H; h++) {
+        real by_input[D] = {}, columns = 0;
+        long query = 0;
+        for (long k = h * K; k < (h + 1) * K; k++) {
+            real sum = 0;
+            for (long i = 0; i < D; i++) by_input[i] += std::abs(weights_ED[k * D + i]);
+            for (long i = 0; i < D; i++) sum += std::abs(weights_ED[k * D + i]);
+            if (sum > columns) columns = sum, query = k;
+        }
+        const long input = std::max_element(by_input, by_input + D) - by_input;
+        if (by_input[input] * columns > at.rows * at.columns)
+            at.rows = by_input[input], at.columns = columns, at.head = h, at.input = input, at.query = query;
+    }
+    for (long v = E - I; v < E; v++) {
+        real sum = 0;
+        for (long i = 0; i < D; i++) sum += std::abs(weights_ED[v * D + i]);
+        if (sum > at.values) at.values = sum, at.value = v;
+    }
+    for (long o = 0; o < D; o++) {
+        real sum = 0;
+        for (long i = 0; i < I; i++) sum += std::abs(out_DI[o * I + i]);
+        if (sum > at.out) at.out = sum, at.output = o;
+    }
+    at.product = at.rows * at.columns * at.values * at.out;
+    return at;
+}
+// slope: of the bound's logarithm.
+static void bound_backward(Bound at, real slope, const real* weights_ED, const real* out_DI, real* d_ED, real* dout_DI) {
+    const auto add = [](const real* x, real* dx, real slope) { *dx += *x > 0 ? slope : *x < 0 ? -slope : 0; };
+    const auto add_row = [&](const real* x, real* dx, long row, long size, real slope) {
+        for (long i = 0; i < size; i++) add(x + row * size + i, dx + row * size + i, slope);
+    };
+    for (long k = at.head * K; k < (at.head + 1) * K; k++)
+        add(weights_ED + k * D + at.input, d_ED + k * D + at.input, slope / at.rows);
+    add_row(weights_ED, d_ED, at.query, D, slope / at.columns);
+    add_row(weights_ED, d_ED, at.value, D, slope / at.values);
+    add_row(out_DI, dout_DI, at.output, I, slope / at.out);
+}
+
 // Takes half of each key's square off the products with it.
 static void without_halves(const real* k_NK, real* s_NM) {
     for (long m = 0; m < N; m++) {

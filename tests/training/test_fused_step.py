@@ -44,6 +44,7 @@ NEAREST += ["task.test_size=20"]  # coordinates and numbers; only the last token
 MEMORIZATION = ["task=memorization", "task.length=5", "task.classes=5", "task.vocabulary=7", "task.train_size=40"]
 TEXT = ["task=char_lm", "task.length_limit=23", "task.train_size=70", "task.valid_size=10", "task.test_size=10"]
 TEXT += ["task.pad_to=4", "model.mask=causal"]
+CONTRACTIVE = ["model.attention=contractive_l2", "model.tied_qk=true", "model.contraction=0.9"]
 LENGTHS = ["trainer.batch_size=30", "trainer.steps=12", "trainer.eval_every=4", "trainer.checkpoint_every=5"]
 TOGGLES = {
     "post-norm": [],
@@ -75,9 +76,12 @@ TOGGLES = {
     "shared layers": ["model.shared_layers=true"],
     "l2": ["model.attention=l2"],
     "l2, whose queries are keys": ["model.attention=l2", "model.tied_qk=true", "model.dropout=0.3"],
+    "contractive l2": [*CONTRACTIVE, "model.mask=window", "model.window=1"],
+    "contractive l2 and absent tokens": [*MEMORIZATION, *CONTRACTIVE],
     "queries that are keys": ["model.tied_qk=true", "model.mask=causal"],
     "a text": TEXT,
     "a text, l2 and dropout": [*TEXT, "model.attention=l2", "model.tied_qk=true", "model.dropout=0.3"],
+    "a text, contractive l2": [*TEXT, *CONTRACTIVE, "model.contraction_keys=23"],
 }
 # Of float32: the gradients of a few hundred tokens are sums of numbers rounded to 6e-8.
 TOLERANCES = {"fp32": 1e-6, "fp64": 1e-12}
@@ -289,7 +293,7 @@ LONG = ["trainer.steps=600"]
         ([*LONG, "precision=bf16"], "plain", "does not cover precision=bf16"),
         ([*LONG, *MEMORIZATION, "model.mask=others"], "plain", "model.mask=others with task.name=memorization"),
         ([*LONG, *TEXT], "fused", None),
-        ([*LONG, "model.attention=l2", "model.shared_layers=true"], "plain", "shared_layers=true with model.attention"),
+        ([*LONG, "model.attention=l2", "model.shared_layers=true"], "plain", "does not cover shared layers of l2"),
         ([*LONG, "task.length=513"], "plain", "does not cover 513 tokens, more than 512"),
         ([*LONG, "model.mlp_ratio=400"], "plain", "does not cover a map to 2400 numbers, more than 2048"),
         ([*LONG, "model.head_width=400"], "plain", "does not cover a map to 2400 numbers, more than 2048"),
