@@ -33,6 +33,7 @@ from hydra.version import VersionBase, getbase
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from omegaconf import OmegaConf
+from refusals import refusal
 
 import rankbench as rb
 from rankbench.analyses import ANALYSES, dynamics
@@ -73,15 +74,6 @@ def sweep(home):
     for heads in (1, 2):
         rb.train(*TRAINED, f"model.heads={heads}", "model.layers=1", out=home / "sweep" / f"heads_{heads}")
     return home / "sweep"
-
-
-def refused(function, *arguments, **options):
-    """The line of the ConfigError that this call raises."""
-    with pytest.raises(rb.ConfigError) as error:
-        function(*arguments, **options)
-    line = str(error.value)
-    assert line and "\n" not in line
-    return line
 
 
 def numbers(table):
@@ -179,7 +171,7 @@ def test_a_finished_run_is_returned_as_it_is(run):
     again = rb.train(*TRAINED, out=run.folder)
     assert again == run
     assert all((run.folder / name).read_bytes() == content for name, content in before.items())
-    assert refused(rb.train, *TRAINED, "seed=3", out=run.folder).startswith("seed=3: the run in ")
+    assert refusal(rb.train, *TRAINED, "seed=3", out=run.folder).startswith("seed=3: the run in ")
 
 
 @pytest.mark.further
@@ -209,7 +201,7 @@ def test_nothing_is_left_behind(home):
     try:
         rb.train(*SMALL, *STEPS, out="one")
         rb.analyze("one", "residual", threads=1)
-        refused(rb.train, "model.layers=0")
+        refusal(rb.train, "model.layers=0")
         assert state() == before
     finally:
         torch.set_num_threads(1)
@@ -261,13 +253,13 @@ def test_it_works_inside_a_hydra_app(tmp_path):
 )
 def test_what_cannot_be_trained_is_one_line_and_leaves_nothing(words, parts, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    line = refused(rb.train, *words)
+    line = refusal(rb.train, *words)
     assert all(part in line for part in parts), line
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_is_named_once():
-    assert refused(rb.train, "out=a", out="b").startswith("out=a: the keyword out=b also names a folder")
+    assert refusal(rb.train, "out=a", out="b").startswith("out=a: the keyword out=b also names a folder")
 
 
 def test_a_preset_that_sweeps_is_one_run_where_its_keys_have_one_value():
@@ -280,17 +272,17 @@ def test_a_preset_that_sweeps_is_one_run_where_its_keys_have_one_value():
 def test_load_finds_a_run_by_its_folder_and_the_newest(run, tmp_path, monkeypatch):
     assert rb.load(run.folder) == rb.load(str(run.folder)) == run
     monkeypatch.chdir(tmp_path)
-    assert "run=latest: no run with a checkpoint" in refused(rb.load, "latest")
+    assert "run=latest: no run with a checkpoint" in refusal(rb.load, "latest")
     newest = rb.train(*SMALL, *STEPS, "replicas=1")
     assert rb.load("latest") == newest
 
 
 @pytest.mark.further
 def test_load_refuses_what_is_no_run(home, sweep):
-    assert refused(rb.load, "nowhere").startswith("run=nowhere: no config.yaml there; give the folder of a run")
-    assert "rankbench.load_sweep reads them" in refused(rb.load, sweep)
+    assert refusal(rb.load, "nowhere").startswith("run=nowhere: no config.yaml there; give the folder of a run")
+    assert "rankbench.load_sweep reads them" in refusal(rb.load, sweep)
     (home / "file").write_text("")
-    assert "no config.yaml there" in refused(rb.load, "file")
+    assert "no config.yaml there" in refusal(rb.load, "file")
 
 
 def test_a_sweep_has_its_varied_keys_in_every_table(sweep):
@@ -309,10 +301,10 @@ def test_a_sweep_has_its_varied_keys_in_every_table(sweep):
     assert list(final["model.heads"]) == [1, 1, 2, 2] and set(final.status) == {"finished"}
     accuracy = [seed["test_accuracy"] for run in runs for seed in run.summary()["seeds"]]
     assert list(final.test_accuracy) == accuracy
-    assert "residul: no run has such a table, did you mean residual?; there are layers, m" in refused(
+    assert "residul: no run has such a table, did you mean residual?; there are layers, m" in refusal(
         runs.table, "residul"
     )
-    assert refused(rb.load_sweep, "nowhere").startswith("runs=nowhere: no run there")
+    assert refusal(rb.load_sweep, "nowhere").startswith("runs=nowhere: no run there")
 
 
 # --- analyze ---------------------------------------------------------------------------------------------------------
@@ -372,24 +364,24 @@ def test_a_fresh_model_comes_from_a_list_of_words():
 
 def test_what_cannot_be_analysed_is_one_line(run, home):
     before = sorted(home.rglob("*"))
-    line = refused(rb.analyze, run, "residual", "path_counts", sequence=3)
+    line = refusal(rb.analyze, run, "residual", "path_counts", sequence=3)
     assert line.startswith(
         "sequence=3: no option of residual, path_counts, did you mean sequences?; allowed are variants"
     )
     assert (
-        refused(rb.analyze, run, "paths", sequences="many")
+        refusal(rb.analyze, run, "paths", sequences="many")
         == "analysis.paths.sequences=many: wants an integer, or null"
     )
-    assert "analysis.paths.length: unknown key" in refused(rb.analyze, run, "paths", paths={"length": 3})
-    assert "analysis.paths.repeats=0: out of range; allowed are" in refused(rb.analyze, run, "paths", repeats=0)
-    assert "analysis=path: unknown, did you mean paths?" in refused(rb.analyze, run, "path")
-    assert "go in a list: ['model=san']" in refused(rb.analyze, "model=san", "paths")
-    assert refused(rb.analyze, ["run=x"], "paths").startswith("run=x: not in the list; give the folder as subject")
-    assert refused(rb.analyze, ["out=x"], "paths").startswith("out=x: not in the list; give the folder as out=")
-    assert "nothing to analyse; give a run, " in refused(rb.analyze, 3, "paths")
-    assert "the folder of a training run" in refused(rb.analyze, run, "paths", out=run.folder)
-    assert "device=tpu: unknown, did you mean cpu?" in refused(rb.analyze, run, "paths", device="tpu")
-    assert "a sweep" in refused(rb.analyze, ["model.layers=1,2"], "paths")
+    assert "analysis.paths.length: unknown key" in refusal(rb.analyze, run, "paths", paths={"length": 3})
+    assert "analysis.paths.repeats=0: out of range; allowed are" in refusal(rb.analyze, run, "paths", repeats=0)
+    assert "analysis=path: unknown, did you mean paths?" in refusal(rb.analyze, run, "path")
+    assert "go in a list: ['model=san']" in refusal(rb.analyze, "model=san", "paths")
+    assert refusal(rb.analyze, ["run=x"], "paths").startswith("run=x: not in the list; give the folder as subject")
+    assert refusal(rb.analyze, ["out=x"], "paths").startswith("out=x: not in the list; give the folder as out=")
+    assert "nothing to analyse; give a run, " in refusal(rb.analyze, 3, "paths")
+    assert "the folder of a training run" in refusal(rb.analyze, run, "paths", out=run.folder)
+    assert "device=tpu: unknown, did you mean cpu?" in refusal(rb.analyze, run, "paths", device="tpu")
+    assert "a sweep" in refusal(rb.analyze, ["model.layers=1,2"], "paths")
     assert sorted(home.rglob("*")) == before
 
 
@@ -397,7 +389,7 @@ def test_analyses_are_refused_by_the_runs_own_model(tmp_path):
     run = rb.Run(tmp_path / "run")
     run.begin(compose("train", "task=char_lm", "model=lstm"), {})
     run.save_weights({"any": torch.zeros(1)})
-    assert "needs attention heads; model.kind=lstm does not fit" in refused(rb.analyze, run, "residual")
+    assert "needs attention heads; model.kind=lstm does not fit" in refusal(rb.analyze, run, "residual")
 
 
 # --- plot ------------------------------------------------------------------------------------------------------------
@@ -470,7 +462,7 @@ def test_every_column_is_explained_and_tells_the_table(name, run, tmp_path):
     assert fitting == [name]
     bare.attrs = {}
     if ANALYSES[name].figure is None:
-        assert f"analysis={name}: has no figure" in refused(rb.plot, bare)
+        assert f"analysis={name}: has no figure" in refusal(rb.plot, bare)
     else:
         assert isinstance(rb.plot(bare), Figure)
 
@@ -513,7 +505,7 @@ def test_the_figure_of_several_runs_has_a_panel_for_each(sweep):
     assert len(rb.plot(table[table["model.heads"] == 1], facet="seed").axes) == 4
     final = rb.plot(runs.final)
     assert final.axes[0].get_xlabel() == "heads"
-    assert "no key that varies" in refused(rb.plot, rb.load_sweep(sweep / "heads_1").final)
+    assert "no key that varies" in refusal(rb.plot, rb.load_sweep(sweep / "heads_1").final)
 
 
 def test_published_numbers_are_drawn_by_name(run):
@@ -528,15 +520,15 @@ def test_published_numbers_are_drawn_by_name(run):
 
 def test_what_cannot_be_drawn_is_one_line(run):
     table = run.table("residual")
-    assert "table: its columns are not those of an analysis; name it with analysis=, one of " in refused(
+    assert "table: its columns are not those of an analysis; name it with analysis=, one of " in refusal(
         rb.plot, pd.DataFrame({"a": [1]})
     )
-    assert "analysis=paths: not its table, which has a column scheme" in refused(rb.plot, table, analysis="paths")
-    assert "analysis=sweep: not its table, which has a column job_status" in refused(rb.plot, table, analysis="sweep")
-    assert "analysis=path: unknown, did you mean paths?" in refused(rb.plot, table, analysis="path")
-    assert "facet=heads: unknown, did you mean head?" in refused(rb.plot, table, facet="heads")
-    assert "published=dong: unknown; allowed are " in refused(rb.plot, table, published="dong")
-    assert "the table has no rows" in refused(rb.plot, table[:0])
+    assert "analysis=paths: not its table, which has a column scheme" in refusal(rb.plot, table, analysis="paths")
+    assert "analysis=sweep: not its table, which has a column job_status" in refusal(rb.plot, table, analysis="sweep")
+    assert "analysis=path: unknown, did you mean paths?" in refusal(rb.plot, table, analysis="path")
+    assert "facet=heads: unknown, did you mean head?" in refusal(rb.plot, table, facet="heads")
+    assert "published=dong: unknown; allowed are " in refusal(rb.plot, table, published="dong")
+    assert "the table has no rows" in refusal(rb.plot, table[:0])
 
 
 @pytest.mark.parametrize(

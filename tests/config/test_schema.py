@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 from omegaconf import OmegaConf
+from refusals import refusal
 
 from rankbench.analyses import ANALYSES
 from rankbench.commands import compose
@@ -70,15 +71,6 @@ def put(cfg, key, value):
         cfg = getattr(cfg, part)
     assert hasattr(cfg, last)
     setattr(cfg, last, value)
-
-
-def refusal(function, *arguments):
-    """The message of the ConfigError that this call raises: a single line."""
-    with pytest.raises(ConfigError) as error:
-        function(*arguments)
-    message = str(error.value)
-    assert message and "\n" not in message
-    return message
 
 
 # --- allowed values --------------------------------------------------------------------------------------------------

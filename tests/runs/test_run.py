@@ -1,10 +1,12 @@
 """rankbench.runs.run: what is stored comes back, what is broken is named in one line, nothing stored is executed."""
 
+import contextlib
 import dataclasses
 import json
 import math
 import os
 import pickle
+import re
 import shutil
 import time
 from pathlib import Path
@@ -15,6 +17,7 @@ import torch
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refusal
 from safetensors.torch import save_file
 
 from rankbench.commands.compose import compose, resolve
@@ -42,13 +45,13 @@ def run(tmp_path, cfg):
     return begun
 
 
-def one_line(error, *parts):
-    """The message, which is one line and has these parts."""
-    message = str(error.value)
-    assert "\n" not in message
-    for part in parts:
-        assert str(part) in message
-    return message
+@contextlib.contextmanager
+def stored_config(run):
+    """The plain data of a run's config.yaml, which are written back with what is changed in them."""
+    path = run.folder / "config.yaml"
+    plain = yaml.safe_load(path.read_text())
+    yield plain
+    path.write_text(yaml.safe_dump(plain))
 
 
 # --- config ----------------------------------------------------------------------------------------------------------
@@ -91,18 +94,16 @@ def test_any_text_in_a_stored_config_comes_back_as_it_was(tmp_path_factory, cfg,
 def test_a_stored_config_is_never_resolved(run, monkeypatch, backslashes):
     monkeypatch.setenv("HOME", "what nobody may read")
     secret = "\\" * backslashes + "${oc.env:HOME}"
-    plain = yaml.safe_load((run.folder / "config.yaml").read_text())
-    plain["out"] = plain["task"]["note"] = plain["model"]["name"] = secret
-    (run.folder / "config.yaml").write_text(yaml.safe_dump(plain))
+    with stored_config(run) as plain:
+        plain["out"] = plain["task"]["note"] = plain["model"]["name"] = secret
     cfg = run.config
     assert (cfg.out, cfg.task["note"], cfg.model.name) == (secret, secret, secret)
 
 
 def test_a_stored_target_is_never_called(run, tmp_path):
     call = {"_target_": "pathlib.Path.touch", "_args_": [str(tmp_path / "called")]}
-    plain = yaml.safe_load((run.folder / "config.yaml").read_text())
-    plain["task"]["sneaky"] = call
-    (run.folder / "config.yaml").write_text(yaml.safe_dump(plain))
+    with stored_config(run) as plain:
+        plain["task"]["sneaky"] = call
     assert run.config.task["sneaky"] == call
     assert not (tmp_path / "called").exists()
 
@@ -110,25 +111,18 @@ def test_a_stored_target_is_never_called(run, tmp_path):
 def test_a_python_object_in_yaml_is_refused(run, tmp_path):
     target = tmp_path / "called"
     (run.folder / "config.yaml").write_text(f"!!python/object/apply:pathlib.Path.touch [!!python/name:Path '{target}']")
-    with pytest.raises(ConfigError) as error:
-        _ = run.config
-    one_line(error, run.folder / "config.yaml", "YAML")
+    assert f"{run.folder / 'config.yaml'}: not readable as YAML" in refusal(lambda: run.config)
     assert not target.exists()
 
 
 @pytest.mark.parametrize(
-    "content",
-    [
-        *(b"model: [1, 2", b"just a text", b"- a\n- list\n", b"", b"null", b"\xff\xfe\x00", b"seed: \x00"),
-    ],
+    "content", [b"model: [1, 2", b"just a text", b"- a\n- list\n", b"", b"null", b"\xff\xfe\x00", b"seed: \x00"]
 )
 def test_a_broken_config_is_named(run, cfg, content):
     path = run.folder / "config.yaml"
     path.write_bytes(content)
     for read in (lambda: run.config, lambda: run.begin(cfg, {})):
-        with pytest.raises(ConfigError) as error:
-            read()
-        one_line(error, path)
+        assert str(path) in refusal(read)
     assert path.read_bytes() == content
 
 
@@ -146,26 +140,18 @@ def test_a_broken_config_is_named(run, cfg, content):
     ],
 )
 def test_a_wrong_value_in_a_stored_config_is_named(run, keys, value, message):
-    path = run.folder / "config.yaml"
-    plain = yaml.safe_load(path.read_text())
-    inner = plain
-    for key in keys[:-1]:
-        inner = inner[key]
-    inner[keys[-1]] = value
-    path.write_text(yaml.safe_dump(plain))
-    with pytest.raises(ConfigError, match=message) as error:
-        _ = run.config
-    one_line(error, path)
+    with stored_config(run) as inner:
+        for key in keys[:-1]:
+            inner = inner[key]
+        inner[keys[-1]] = value
+    assert re.search(f"{run.folder / 'config.yaml'}.*{message}", refusal(lambda: run.config))
 
 
 def test_a_missing_key_in_a_stored_config_is_named(run):
-    path = run.folder / "config.yaml"
-    plain = yaml.safe_load(path.read_text())
-    del plain["optimizer"]
-    path.write_text(yaml.safe_dump(plain))
-    with pytest.raises(ConfigError, match="it has no optimizer") as error:
-        _ = run.config
-    one_line(error, path)
+    with stored_config(run) as plain:
+        del plain["optimizer"]
+    line = refusal(lambda: run.config)
+    assert str(run.folder / "config.yaml") in line and "it has no optimizer" in line
 
 
 # --- weights and state -----------------------------------------------------------------------------------------------
@@ -201,9 +187,7 @@ def test_broken_tensors_are_named(run, name, read, damage):
     whole = path.read_bytes()
     broken = {"empty": b"", "half": whole[: len(whole) // 2], "garbage": os.urandom(200), "one byte short": whole[:-1]}
     path.write_bytes(broken[damage])
-    with pytest.raises(ConfigError) as error:
-        read(run)
-    one_line(error, path)
+    assert str(path) in refusal(read, run)
 
 
 class Bomb:
@@ -221,9 +205,7 @@ class Bomb:
 def test_a_pickle_is_refused_and_not_executed(run, tmp_path, name, read, write):
     path, target = run.folder / f"{name}.safetensors", tmp_path / "exploded"
     write(Bomb(target), path)
-    with pytest.raises(ConfigError) as error:
-        read(run)
-    one_line(error, path)
+    assert str(path) in refusal(read, run)
     assert not target.exists()
     # the bomb is a live one
     pickle.loads(pickle.dumps(Bomb(target)))
@@ -232,15 +214,12 @@ def test_a_pickle_is_refused_and_not_executed(run, tmp_path, name, read, write):
 
 def test_tensors_without_facts_are_no_training_state(run):
     save_file({"a": torch.zeros(1)}, run.folder / "training_state.safetensors")
-    with pytest.raises(ConfigError) as error:
-        run.state()
-    one_line(error, run.folder / "training_state.safetensors")
+    assert str(run.folder / "training_state.safetensors") in refusal(run.state)
 
 
 def test_missing_weights_are_named(tmp_path):
-    with pytest.raises(ConfigError) as error:
-        Run(tmp_path).weights()
-    one_line(error, tmp_path / "checkpoint.safetensors", "has not reached its first checkpoint")
+    line = refusal(Run(tmp_path).weights)
+    assert str(tmp_path / "checkpoint.safetensors") in line and "has not reached its first checkpoint" in line
 
 
 # --- summary and folder ----------------------------------------------------------------------------------------------
@@ -254,9 +233,7 @@ def test_status_of_a_folder_without_a_run_is_absent(tmp_path):
 @pytest.mark.parametrize("content", [b"{", b"", b"[]", b"\xff\xfe"])
 def test_a_broken_summary_is_named(run, content):
     (run.folder / "summary.json").write_bytes(content)
-    with pytest.raises(ConfigError) as error:
-        _ = run.status
-    one_line(error, run.folder / "summary.json")
+    assert str(run.folder / "summary.json") in refusal(lambda: run.status)
 
 
 def test_the_environment_is_that_of_the_beginning(run, cfg):
@@ -296,18 +273,14 @@ def test_two_uncommitted_changes_of_one_commit_are_told_apart(run):
 def test_a_table_of_training_without_its_steps_or_seeds_is_refused(run, name, header, lost):
     path = run.folder / f"{name}.csv"
     path.write_text(f"{header}\n1,2,3\n")
-    with pytest.raises(ConfigError) as error:
-        run.table(name)
-    one_line(error, path, f"has no column {lost}; put back the file")
+    assert f"{path}: has no column {lost}; put back the file" in refusal(run.table, name)
 
 
 @pytest.mark.parametrize("entry", ["=1+cmd()", "{}", "true", "'"])
 def test_a_word_among_the_numbers_of_a_training_is_refused(run, entry):
     path = run.folder / "metrics.csv"
     path.write_text(f"step,seed,split,loss\n0,3,train,1.5\n0,3,test,{entry}\n")
-    with pytest.raises(ConfigError) as error:
-        run.table("metrics")
-    one_line(error, path, "loss has an entry that is no number; put back the file")
+    assert f"{path}: loss has an entry that is no number; put back the file" in refusal(run.table, "metrics")
     path.write_text("step,seed,split,loss\n0,3,train,1.5\n0,3,test,\n")
     assert run.table("metrics").loss.isna().tolist() == [False, True]
 
@@ -316,9 +289,8 @@ def test_a_word_among_the_numbers_of_a_training_is_refused(run, entry):
 def test_a_broken_record_of_continuations_is_named(run, content):
     path = run.folder / "continued.json"
     path.write_text(content)
-    with pytest.raises(ConfigError) as error:
-        run.record_continuation({"python": "4"}, 5)
-    one_line(error, path, "put back the file")
+    line = refusal(run.record_continuation, {"python": "4"}, 5)
+    assert str(path) in line and "put back the file" in line
     assert path.read_text() == content
 
 
@@ -373,9 +345,8 @@ def test_latest_is_the_run_with_the_newest_checkpoint(tmp_path, monkeypatch):
 def test_latest_without_a_run_says_where_it_looked(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     make_run(tmp_path / "outputs/train/young", 400, weights=False)
-    with pytest.raises(ConfigError) as error:
-        find_run("latest")
-    one_line(error, "run=latest", tmp_path / "outputs", "rankbench train")
+    line = refusal(find_run, "latest")
+    assert all(part in line for part in ("run=latest", str(tmp_path / "outputs"), "rankbench train"))
 
 
 def test_a_folder_is_held_by_one_process_at_a_time(tmp_path):
@@ -390,12 +361,10 @@ def test_a_run_of_before_a_key_was_there_has_what_was_there_before(tmp_path):
     cfg = compose("train", "model.layers=3")
     run = Run(tmp_path / "run")
     run.begin(cfg, {})
-    path = run.folder / "config.yaml"
-    plain = yaml.safe_load(path.read_text())
-    for section, key in (("model", "temperature"), ("trainer", "writers"), ("optimizer", "decay")):
-        del plain[section][key]
-    del plain["objective"]
-    path.write_text(yaml.safe_dump(plain))
+    with stored_config(run) as plain:
+        for section, key in (("model", "temperature"), ("trainer", "writers"), ("optimizer", "decay")):
+            del plain[section][key]
+        del plain["objective"]
     assert run.config == cfg
     run.check_same(cfg)
     (run.folder / "metrics.csv").write_text("step,seed\n0,0\n")  # training has begun
@@ -411,16 +380,12 @@ def test_a_run_of_when_contraction_had_two_ways_is_read_if_it_has_the_one_that_i
     cfg = config("model=contractive_l2")
     run = Run(tmp_path / "run")
     run.begin(cfg, {})
-    path = run.folder / "config.yaml"
-    plain = yaml.safe_load(path.read_text())
-    plain["model"]["contraction_when"] = when
-    path.write_text(yaml.safe_dump(plain))
+    with stored_config(run) as plain:
+        plain["model"]["contraction_when"] = when
     if when == "always":
         assert run.config == cfg
-        return
-    with pytest.raises(ConfigError) as error:
-        _ = run.config
-    one_line(error, path, "model.contraction_when")
+    else:
+        assert f"{run.folder / 'config.yaml'}: model.contraction_when" in refusal(lambda: run.config)
 
 
 def test_a_table_comes_back_and_knows_its_name(run):
@@ -435,17 +400,14 @@ def test_a_table_comes_back_and_knows_its_name(run):
 def test_a_table_that_is_not_there_is_one_line(run, name, meant):
     for existing in ("paths", "residual"):
         (run.folder / f"{existing}.csv").write_text("a\n1\n")
-    with pytest.raises(ConfigError) as error:
-        run.table(name)
-    one_line(error, run.folder / f"{name}.csv", f"no such table{meant}; there are paths, residual; rankbench.analyze(")
+    said = f"no such table{meant}; there are paths, residual; rankbench.analyze("
+    assert f"{run.folder}/{name}.csv: {said}" in refusal(run.table, name)
 
 
 @pytest.mark.parametrize("text", ["", "a,b\n1,2\n1,2,3\n"])
 def test_a_broken_table_is_one_line(run, text):
     (run.folder / "paths.csv").write_text(text)
-    with pytest.raises(ConfigError) as error:
-        run.table("paths")
-    one_line(error, run.folder / "paths.csv", "not readable as a table")
+    assert f"{run.folder}/paths.csv: not readable as a table" in refusal(run.table, "paths")
 
 
 def test_metrics_say_whose_they_are(run):
@@ -459,6 +421,5 @@ def test_metrics_say_whose_they_are(run):
 @pytest.mark.parametrize("name", ["file", "nowhere"])
 def test_what_is_no_run_is_named(tmp_path, name):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError) as error:
-        _ = Run(tmp_path / name).config
-    one_line(error, f"{name}: no config.yaml there; give the folder of a run, or run=latest")
+    said = f"{name}: no config.yaml there; give the folder of a run, or run=latest"
+    assert said in refusal(lambda: Run(tmp_path / name).config)
