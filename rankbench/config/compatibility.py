@@ -1,7 +1,7 @@
 """Which values of a config go together. Like rankbench.config.schema, this module does not import torch."""
 
 from operator import attrgetter
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from rankbench.config.keys import ConfigError, as_typed, entries
 from rankbench.config.model import ModelConfig
@@ -22,22 +22,20 @@ def check(cfg: Config) -> None:
         _check_training(cfg)
 
 
-def _refuse(model: ModelConfig, name: str, why: str) -> NoReturn:
-    """Refuse the value of a key of the model."""
-    raise ConfigError(f"model.{name}={as_typed(getattr(model, name))}: {why}")
+def _refuse(group: Any, names: str, why: str) -> NoReturn:
+    """Refuse the value of a key, or those of several. group: a ModelConfig, OptimizerConfig or TrainerConfig."""
+    prefix = type(group).__name__.removesuffix("Config").lower()
+    given = (f"{prefix}.{name}={as_typed(getattr(group, name))}" for name in names.split())
+    raise ConfigError(f"{' '.join(given)}: {why}")
 
 
 def _check_model(model: ModelConfig) -> None:
     if model.head_width is None and model.width % model.heads:
-        raise ConfigError(
-            f"model.width={model.width}: not divisible by model.heads={model.heads}; "
-            f"choose a multiple of {model.heads}, or set model.head_width"
-        )
+        way_out = f"choose a multiple of {model.heads}, or set model.head_width"
+        _refuse(model, "width", f"not divisible by model.heads={model.heads}; {way_out}")
     if model.kv_groups is not None and model.heads % model.kv_groups:
-        raise ConfigError(
-            f"model.kv_groups={model.kv_groups}: does not divide model.heads={model.heads} into equal groups; "
-            "choose a divisor of it, or null"
-        )
+        why = f"does not divide model.heads={model.heads} into equal groups; choose a divisor of it, or null"
+        _refuse(model, "kv_groups", why)
     for name in ("value_width", "kv_groups", "latent_width"):
         if (value := getattr(model, name)) is not None and model.weight_norm != "none":
             _refuse(model, name, f"cannot be combined with model.weight_norm={model.weight_norm}; use none")
@@ -73,36 +71,28 @@ def _check_model(model: ModelConfig) -> None:
     if model.mlp_skip and not model.mlp:
         _refuse(model, "mlp_skip", "there is no MLP to skip; set model.mlp=true or model.mlp_skip=false")
     if model.mlp and round(model.mlp_ratio * model.width) < 1:
-        raise ConfigError(
-            f"model.mlp_ratio={model.mlp_ratio}: leaves the MLP no hidden unit at model.width={model.width}; "
-            f"allowed are ratios from {1 / model.width:g}"
-        )
+        why = f"leaves the MLP no hidden unit at model.width={model.width}; "
+        _refuse(model, "mlp_ratio", f"{why}allowed are ratios from {1 / model.width:g}")
 
 
 def _check_streams(model: ModelConfig) -> None:
     off = {"value_residual": 0, "embedding_skip": 0, "hyper_connections": "none"}
-    used = [
-        f"model.{name}={as_typed(getattr(model, name))}" for name, none in off.items() if getattr(model, name) != none
-    ]
+    used = [name for name, none in off.items() if getattr(model, name) != none]
     if len(used) > 1:
-        raise ConfigError(f"{' '.join(used)}: only one of these can be used; reset the others to their defaults")
+        _refuse(model, " ".join(used), "only one of these can be used; reset the others to their defaults")
     if model.value_residual and model.attention == "contractive_l2":
-        raise ConfigError(
-            f"{used[0]}: model.attention=contractive_l2 has no Lipschitz constant for values of two layers; use l2"
-        )
+        why = "model.attention=contractive_l2 has no Lipschitz constant for values of two layers; use l2"
+        _refuse(model, "value_residual", why)
     if model.value_residual and model.exclusive:
-        raise ConfigError(
-            f"{used[0]}: cannot be combined with model.exclusive=true, which needs the values of a single layer; set "
-            "it to false"
-        )
+        why = "cannot be combined with model.exclusive=true, which needs the values of a single layer; set it to false"
+        _refuse(model, "value_residual", why)
     if model.hyper_connections == "none":
         return
     if model.norm in ("post", "ngpt"):
-        raise ConfigError(f"{used[0]}: norms must come before the branches; use model.norm=pre, peri or none")
+        _refuse(model, "hyper_connections", "norms must come before the branches; use model.norm=pre, peri or none")
     if not model.skip or model.mlp_skip != model.mlp:
-        raise ConfigError(
-            f"{used[0]}: replaces the skips around every sub-layer; set model.skip=true and mlp_skip=model.mlp"
-        )
+        why = "replaces the skips around every sub-layer; set model.skip=true and mlp_skip=model.mlp"
+        _refuse(model, "hyper_connections", why)
 
 
 def _check_contraction(model: ModelConfig) -> None:
@@ -142,30 +132,23 @@ def _check_lstm(cfg: BaseConfig) -> None:
             _refuse(cfg.model, name, f"an LSTM has no such part; model=lstm leaves it at {as_typed(shipped[name])}")
     if cfg.model.init not in ("pytorch", "glorot"):
         _refuse(cfg.model, "init", "not for an LSTM; allowed are pytorch, glorot")
-    if isinstance(cfg, TrainConfig) and cfg.trainer.compile == "true":
-        raise ConfigError("trainer.compile=true: torch cannot compile an LSTM; use trainer.compile=false")
-    if isinstance(cfg, TrainConfig) and (cfg.optimizer.name == "muon" or cfg.optimizer.cap is not None):
-        raise ConfigError(
-            f"optimizer.name={cfg.optimizer.name} optimizer.cap={as_typed(cfg.optimizer.cap)}: muon and the cap are "
-            "for the matrices of a Transformer; use adam, adamw or sgd, and optimizer.cap=null"
-        )
-    if isinstance(cfg, TrainConfig) and cfg.trainer.dynamics_every is not None:
-        raise ConfigError(
-            f"trainer.dynamics_every={cfg.trainer.dynamics_every}: an LSTM has no attention to measure; use null"
-        )
+    if not isinstance(cfg, TrainConfig):
+        return
+    if cfg.trainer.compile == "true":
+        _refuse(cfg.trainer, "compile", "torch cannot compile an LSTM; use trainer.compile=false")
+    if cfg.optimizer.name == "muon" or cfg.optimizer.cap is not None:
+        why = "muon and the cap are for the matrices of a Transformer; use adam, adamw or sgd, and optimizer.cap=null"
+        _refuse(cfg.optimizer, "name cap", why)
+    if cfg.trainer.dynamics_every is not None:
+        _refuse(cfg.trainer, "dynamics_every", "an LSTM has no attention to measure; use null")
 
 
 def _check_training(cfg: TrainConfig) -> None:
     trainer, optimizer = cfg.trainer, cfg.optimizer
     if (trainer.steps is None) == (trainer.epochs is None):
-        raise ConfigError(
-            f"trainer.steps={as_typed(trainer.steps)} trainer.epochs={as_typed(trainer.epochs)}: "
-            "give exactly one of the two, and set the other to null"
-        )
+        _refuse(trainer, "steps epochs", "give exactly one of the two, and set the other to null")
     if optimizer.schedule == "multistep" and not optimizer.milestones:
-        raise ConfigError("optimizer.milestones=[]: optimizer.schedule=multistep needs steps, e.g. [1000,2000]")
+        _refuse(optimizer, "milestones", "optimizer.schedule=multistep needs steps, e.g. [1000,2000]")
     if optimizer.cap is not None and cfg.model.weight_norm != "none":
-        raise ConfigError(
-            f"optimizer.cap={optimizer.cap}: with model.weight_norm={cfg.model.weight_norm} a matrix has the spectral "
-            "norm gamma, whatever its weight; use none"
-        )
+        why = "a matrix has the spectral norm gamma, whatever its weight; use none"
+        _refuse(optimizer, "cap", f"with model.weight_norm={cfg.model.weight_norm} {why}")
