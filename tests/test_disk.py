@@ -35,7 +35,7 @@ from rankbench.runs.files import WriteError, append, write_text
 from rankbench.runs.records import checksum
 from rankbench.runs.run import Run
 from rankbench.runs.tables import read_table
-from rankbench.tasks.corpora import read_text as read_sentences
+from rankbench.tasks.corpora import sentences_in
 from rankbench.training.journal import StepsFile
 from rankbench.training.loop import Interrupted, train
 from rankbench.training.seeds_side_by_side import METRICS, Training
@@ -323,7 +323,7 @@ READERS = {  # file of a run, and what opens it
     "layers.csv": lambda run: read_table(run.folder / "layers.csv"),
     ".lock": lambda run: run.locked().__enter__(),
     "train.log": lambda run: logging_to(run.folder / "train.log").__enter__(),
-    "text.txt": lambda run: read_sentences(run.folder / "text.txt"),
+    "text.txt": lambda run: sentences_in(run.folder / "text.txt"),
 }
 
 

@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from rankbench.config.keys import ConfigError, key
 from rankbench.seeds import generator_for
-from rankbench.tasks.corpora import CORPORA, SPLITS, check_files, folder_of, read_text
+from rankbench.tasks.corpora import CORPORA, SPLITS, check_files, folder_of, sentences_in
 from rankbench.tasks.task import ABSENT, Batch, Corpus, is_scored
 
 log = logging.getLogger(__name__)
@@ -175,7 +175,9 @@ def _texts(task: CharLm) -> dict[str, list[str]]:
         return {split: generated(task.size_of(split) or 0, generator_for(0, f"text {split}")) for split in SPLITS}
     if task.path in CORPORA:
         check_files(task.path, folder_of(task.path))
-    texts = [_lines(file, task.unk) for file in _files(task.path)]
+    texts = [sentences_in(file) for file in _files(task.path)]
+    if task.unk == "symbol":
+        texts = [[line.replace(UNKNOWN_WORD, UNKNOWN) for line in lines] for lines in texts]
     if len(texts) == 1:
         (whole,) = texts
         held_out = math.ceil(task.held_out * len(whole))
@@ -183,20 +185,6 @@ def _texts(task: CharLm) -> dict[str, list[str]]:
             raise ConfigError(f"task.path={task.path}: {len(whole)} sentences are too few to hold out {held_out} twice")
         texts = [whole[: -2 * held_out], whole[-2 * held_out : -held_out], whole[-held_out:]]
     return dict(zip(SPLITS, texts, strict=True))
-
-
-def _lines(file: Path, unk: str) -> list[str]:
-    try:
-        text = read_text(file)
-    except OSError as error:
-        raise ConfigError(f"task.path: {file}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"task.path: {file}: not a text in UTF-8; give one sentence a line") from None
-    text = text.replace(UNKNOWN_WORD, UNKNOWN) if unk == "symbol" else text
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    if not lines:
-        raise ConfigError(f"task.path: {file}: no line with a sentence")
-    return lines
 
 
 def _chosen(lines: list[str], size: int | None, split: str) -> list[str]:

@@ -35,18 +35,29 @@ CORPORA = {
 }
 
 
-def read_text(file: Path) -> str:
-    """Read a text file; ConfigError for a pipe or a device, where reading might never end, and for a text larger than
-    the machine's memory. Raises OSError and UnicodeDecodeError as Path.read_text does."""
-    if file.exists() and not (file.is_file() or file.is_dir()):
-        raise ConfigError(f"task.path: {file}: not a regular file; give a text file")
+def sentences_in(file: Path) -> list[str]:
+    """The lines of a text that are not blank, without the blanks at their ends.
+
+    ConfigError for a file that cannot be read or is no text, for a text without a sentence or larger than the machine's
+    memory, and for a pipe or a device, where reading might never end.
+    """
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if (size := file.stat().st_size) > memory:
-        raise ConfigError(
-            f"task.path: {file}: {size >> 30} GiB, and this machine has {memory >> 30} GiB of memory; "
-            "give a smaller text, such as its beginning"
-        )
-    return file.read_text(encoding="utf-8")
+    try:
+        if file.exists() and not (file.is_file() or file.is_dir()):
+            raise ConfigError(f"task.path: {file}: not a regular file; give a text file")
+        if (size := file.stat().st_size) > memory:
+            raise ConfigError(
+                f"task.path: {file}: {size >> 30} GiB, and this machine has {memory >> 30} GiB of memory; "
+                "give a smaller text, such as its beginning"
+            )
+        lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
+    except OSError as error:
+        raise ConfigError(f"task.path: {file}: {error.strerror}; give a text file, or null") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"task.path: {file}: not a text in UTF-8; give one sentence a line, or null") from None
+    if not any(lines):
+        raise ConfigError(f"task.path: {file}: no line with a sentence; give one sentence a line, or null")
+    return [line for line in lines if line]
 
 
 def folder_of(corpus: str) -> Path:

@@ -5,6 +5,7 @@ Shapes: B batch, N token.
 
 import io
 import logging
+import os
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import ClassVar
 import torch
 
 from rankbench.config.keys import ConfigError, key
-from rankbench.tasks.corpora import read_text
+from rankbench.tasks.corpora import sentences_in
 from rankbench.tasks.task import ABSENT, Batch
 
 log = logging.getLogger(__name__)
@@ -96,10 +97,8 @@ class Memorization:
 
     def _text(self) -> "Text":
         assert self.path is not None  # the sentences are those of a file
-        try:
-            return tokenised(self.path, Path(self.path).stat().st_mtime_ns, self.vocabulary)
-        except OSError as error:
-            raise ConfigError(f"task.path={self.path}: {error.strerror}; give a text file, or null") from None
+        changed = os.stat(self.path).st_mtime_ns if os.path.exists(self.path) else 0
+        return tokenised(self.path, changed, self.vocabulary)
 
 
 @dataclass(frozen=True)
@@ -115,8 +114,7 @@ def tokenised(path: str, changed: int, vocabulary: int) -> Text:
     """Cut the text by a SentencePiece model (unigram, Kudo 2018) trained on all of it; depends only on the file.
 
     changed: the file's modification time, so that the cache notices a new text under the same path. ConfigError for a
-    file that is not a text, a text without sentences, a vocabulary that is too small, or a missing library; OSError for
-    a file that cannot be read.
+    file that is not a text, a text without sentences, a vocabulary that is too small, or a missing library.
     """
     try:
         import sentencepiece
@@ -124,7 +122,9 @@ def tokenised(path: str, changed: int, vocabulary: int) -> Text:
         raise ConfigError(
             f"task.path={path}: needs the library sentencepiece; pip install 'rankbench[text]', or task.path=null"
         ) from None
-    lines = _lines(path)
+    lines = list(dict.fromkeys(sentences_in(Path(path))))
+    if any("\0" in line for line in lines):
+        raise ConfigError(f"task.path: {path}: not a text, as it holds a null byte; give one sentence a line, or null")
     written = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -146,17 +146,3 @@ def tokenised(path: str, changed: int, vocabulary: int) -> Text:
     sentences = [tokens for tokens in cut if len(tokens) >= SHORTEST]
     log.info("%s: %d sentences, %d pieces (at most %d)", path, len(sentences), pieces.get_piece_size(), vocabulary)
     return Text(sentences, pieces.get_piece_size())
-
-
-def _lines(path: str) -> list[str]:
-    """The different non-blank lines of a text. Raises OSError as Path.read_text does."""
-    try:
-        text = read_text(Path(path))
-    except UnicodeDecodeError:
-        text = "\0"
-    if "\0" in text:
-        raise ConfigError(f"task.path={path}: not a text in UTF-8; give a file with one sentence a line, or null")
-    lines = list(dict.fromkeys(line.strip() for line in text.splitlines() if line.strip()))
-    if not lines:
-        raise ConfigError(f"task.path={path}: no line with a sentence; give a file with one sentence a line, or null")
-    return lines

@@ -139,20 +139,20 @@ def test_a_changed_file_is_read_again(text):
     [
         (b"", "no line with a sentence"),
         (b"\n  \n\n", "no line with a sentence"),
-        (b"\x7fELF\x02\x01\x01\x00\x00", "not a text in UTF-8"),
+        (b"\x7fELF\x02\x01\x01\x00\x00", "not a text, as it holds a null byte"),
         ("naïve".encode("latin-1"), "not a text in UTF-8"),
     ],
 )
 def test_what_is_no_text_is_refused_in_one_line(tmp_path, content, says):
     path = tmp_path / "file"
     path.write_bytes(content)
-    assert refusal(memorization_task, path=str(path), train_size=1).startswith(f"task.path={path}: {says}")
+    assert refusal(memorization_task, path=str(path), train_size=1).startswith(f"task.path: {path}: {says}")
 
 
 def test_paths_that_cannot_be_read_are_refused_in_one_line(tmp_path):
     for path, says in ((tmp_path, "Is a directory"), (tmp_path / "nowhere", "No such file or directory")):
         line = refusal(memorization_task, path=str(path), train_size=1)
-        assert line == f"task.path={path}: {says}; give a text file, or null"
+        assert line == f"task.path: {path}: {says}; give a text file, or null"
 
 
 def test_more_sentences_than_there_are_are_refused(text):
