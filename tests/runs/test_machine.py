@@ -8,7 +8,9 @@ import sys
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
+from unittest.mock import Mock
 
+import pandas as pd
 import pytest
 import torch
 
@@ -21,14 +23,8 @@ from rankbench.runs.machine import PACKAGES, Machine, git_state, processors
 from rankbench.runs.run import Run
 from rankbench.training.loop import train
 
-TINY = [
-    "model.layers=1",
-    "model.width=8",
-    "task.length=4",
-    "task.alphabet=5",
-    "task.train_size=40",
-    "task.test_size=50",
-]
+TINY = ["model.layers=1", "model.width=8", "task.length=4", "task.alphabet=5", "task.train_size=40"]
+TINY += ["task.test_size=50"]
 
 
 def config(*overrides):
@@ -110,12 +106,8 @@ def test_analyses_have_no_bf16():
 
 def losses(run):
     """Test loss at the first and at the last evaluation, mean of the seeds."""
-    rows = [line.split(",") for line in (run.folder / "metrics.csv").read_text().splitlines()[1:]]
-    steps = sorted({int(row[0]) for row in rows})
-    losses_of_row = [
-        [float(row[3]) for row in rows if row[2] == "test" and int(row[0]) == step] for step in (steps[0], steps[-1])
-    ]
-    return [sum(values) / len(values) for values in losses_of_row]
+    means = pd.read_csv(run.folder / "metrics.csv").query("split == 'test'").groupby("step").loss.mean()
+    return [means.iloc[0], means.iloc[-1]]
 
 
 @pytest.fixture(scope="module")
@@ -199,25 +191,10 @@ def asked_anew() -> Iterator[None]:
     git_state.cache_clear()
 
 
-def answers(monkeypatch, texts):
-    """Let git answer these texts, by its first word; what is not there fails."""
-
-    def fake(command, **_):
-        text = texts.get(command[3])
-        return subprocess.CompletedProcess(command, 1 if text is None else 0, text or "", "")
-
-    monkeypatch.setattr(subprocess, "run", fake)
-
-
 @pytest.mark.usefixtures("asked_anew")
 @pytest.mark.parametrize(
     "changed, dirty",
-    [
-        (None, False),
-        ("rankbench/runs/machine.py", True),
-        ("conf/model/new.yaml", True),
-        ("README.md", False),
-    ],
+    [(None, False), ("rankbench/runs/machine.py", True), ("conf/model/new.yaml", True), ("README.md", False)],
 )
 def test_the_record_tells_changes_of_code_and_configs_from_others(monkeypatch, tmp_path, changed, dirty):
     def write(name, text):
@@ -242,13 +219,12 @@ def test_the_record_tells_changes_of_code_and_configs_from_others(monkeypatch, t
 @pytest.mark.usefixtures("asked_anew")
 def test_outside_a_checkout_no_commit_is_claimed(monkeypatch, tmp_path):
     machine = Machine.prepare(config())
-    # installed in a virtual environment inside somebody else's repository: git knows that repository, but not our file
-    answers(monkeypatch, {"rev-parse": "abc123\n", "status": ""})
-    assert machine.record()["git"] is None
 
-    def no_git(*_, **__):
-        raise FileNotFoundError("git")
+    def of_somebody_else(command, **_):
+        """As in a virtual environment inside another repository, which git knows, but not our file in it."""
+        return subprocess.CompletedProcess(command, int(command[3] == "ls-files"), "abc123\n", "")
 
-    monkeypatch.setattr(subprocess, "run", no_git)
-    git_state.cache_clear()
-    assert machine.record()["git"] is None
+    for git in (of_somebody_else, Mock(side_effect=FileNotFoundError("git"))):
+        monkeypatch.setattr(subprocess, "run", git)
+        git_state.cache_clear()
+        assert machine.record()["git"] is None
