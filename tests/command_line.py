@@ -1,8 +1,9 @@
-"""The rankbench command, run in this process."""
+"""The rankbench command, run in this process, and programs in a fresh one."""
 
 import contextlib
 import io
 import os
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,8 @@ from hydra.core.global_hydra import GlobalHydra
 
 from rankbench.analysing.modules import building_once
 from rankbench.commands import cli
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 @dataclass
@@ -58,3 +61,9 @@ def refused(*words: str, at: Path) -> str:
     assert result.code == 1 and result.out == ""
     assert result.err.endswith("\n") and result.err.count("\n") == 1, result.err
     return result.err.rstrip("\n")
+
+
+def python(*words: str, at: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """What a fresh interpreter prints that gets these words, such as -c and a program, in folder `at`."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.run([sys.executable, *words], cwd=at, env=environment, capture_output=True, text=True)

@@ -9,7 +9,6 @@ import os
 import pickle
 import re
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +21,7 @@ import pytest
 import torch
 import yaml
 from breadth import some
-from command_line import succeeds
+from command_line import ROOT, python, succeeds
 from forked import fork
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
@@ -42,7 +41,6 @@ from rankbench.runs.tables import RUN_COLUMNS, family, read_table
 from rankbench.training.seeds_side_by_side import Training
 
 pytestmark = pytest.mark.usefixtures("unpainted", "rounded_once")
-ROOT = Path(__file__).resolve().parent.parent
 SMALL = ["model.layers=2", "model.width=8", "task.length=4", "task.alphabet=5", "task.train_size=20"]
 SMALL += ["task.test_size=10"]
 STEPS = ["trainer.steps=4", "trainer.batch_size=10", "trainer.eval_every=2", "trainer.dynamics_every=2"]
@@ -91,10 +89,7 @@ import sys
 import rankbench
 print([name for name in {heavy} if name in sys.modules], dir(rankbench) == sorted([*rankbench.__all__, "__version__"]))
 """
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
+    done = python("-c", program, at=tmp_path)
     assert done.stdout == "[] True\n", done.stderr
 
 

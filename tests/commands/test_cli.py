@@ -8,8 +8,6 @@ import re
 import shlex
 import shutil
 import signal
-import subprocess
-import sys
 import time
 import webbrowser
 from pathlib import Path
@@ -18,23 +16,23 @@ import pandas as pd
 import pytest
 import yaml
 from breadth import some
-from command_line import rankbench, refused, succeeds
+from command_line import ROOT, python, rankbench, refused, succeeds
 from forked import begin
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 from rankbench import __version__
-from rankbench.commands import cli, composition
+from rankbench.commands import checks, cli, composition
 from rankbench.commands.compose import as_keys, resolve
 from rankbench.commands.composition import composed
 from rankbench.config.keys import ConfigError
 from rankbench.config.schema import conf_dir
 from rankbench.runs.sweep import Job, Sweep
 from rankbench.runs.tables import RUN_COLUMNS
+from rankbench.training import loop
 
 pytestmark = pytest.mark.usefixtures("unpainted", "rounded_once")
-ROOT = Path(__file__).resolve().parents[2]
 TINY = [
     *("model.layers=2", "model.width=16", "task.length=4", "task.train_size=40", "task.test_size=20"),
     *("trainer.steps=3", "trainer.eval_every=2"),
@@ -138,8 +136,7 @@ for line in ("rankbench train --help", "rankbench analyze --help", "rankbench tr
     loaded = [name for name in ("torch", "pandas", "matplotlib") if name in sys.modules]
     assert not loaded, (line, loaded)
 """
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    done = python("-c", program)
     assert done.returncode == 0, done.stderr
 
 
@@ -154,9 +151,7 @@ sys.argv = ["rankbench", "list"]
 main()
 print("rankbench.runs.run" in sys.modules, "torch" in sys.modules, file=sys.stderr)
 """
-    arguments = {"env": {**os.environ, "PYTHONPATH": str(ROOT)}, "cwd": tmp_path, "capture_output": True, "text": True}
-    done = subprocess.run([sys.executable, "-c", program], **arguments)
-    assert done.stderr == "True False\n"
+    assert python("-c", program, at=tmp_path).stderr == "True False\n"
 
 
 @pytest.mark.further
@@ -178,9 +173,7 @@ for rule, steps in (("adam", 2), ("adam", 3), ("muon", 1), ("sgd", 1)):  # the s
 loaded = [name for name in ("torch._dynamo", "sympy") if name in sys.modules]
 print(collects, gc.isenabled(), max(frozen) == frozen[0] > 0, loaded, file=sys.stderr)
 """
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    arguments = {"env": environment, "cwd": tmp_path, "capture_output": True, "text": True}
-    done = subprocess.run([sys.executable, "-c", program], **arguments)
+    done = python("-c", program, at=tmp_path)
     assert done.stderr.splitlines()[-1] == f"{[True] * 5} True True []", done.stderr
 
 
@@ -230,9 +223,7 @@ def test_a_report_that_cannot_be_is_one_line(word, said, home, trained):
 
 
 def test_python_m_rankbench_runs_from_another_folder(tmp_path):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    words = [sys.executable, "-m", "rankbench", "train", "seed=7", "--cfg", "job"]
-    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    done = python("-m", "rankbench", "train", "seed=7", "--cfg", "job", at=tmp_path)
     assert done.returncode == 0 and done.stderr == ""
     assert yaml.safe_load(done.stdout)["seed"] == 7
     assert list(tmp_path.iterdir()) == []
@@ -526,23 +517,31 @@ def test_a_reference_to_another_key_is_each_jobs_own(tmp_path):
     assert {name for name in before if before[name] != after[name]} <= {"train.log"}
 
 
+def raising(error):
+    """A function that raises this, whatever it is given."""
+
+    def broken(*_, **__):
+        raise error
+
+    return broken
+
+
+def fail_with_two_heads(monkeypatch, error):
+    """Have the trainings of networks with two heads raise this."""
+    trained = loop.train
+
+    def failing(cfg, *words):
+        return raising(error)() if cfg.model.heads == 2 else trained(cfg, *words)
+
+    monkeypatch.setattr(loop, "train", failing)
+
+
 @pytest.mark.further
 @pytest.mark.parametrize("job_fails", some([True, False], 2))
 def test_a_report_that_fails_at_the_end_of_a_sweep_fails_the_command(job_fails, tmp_path, monkeypatch):
-    from rankbench.training import loop
-
-    def broken(*_, **__):
-        raise TypeError("no such\nfigure")
-
-    trained = loop.train
-
-    def failing(cfg, run, *words):
-        if job_fails and cfg.model.heads == 2:
-            raise ConfigError("weights lost")
-        return trained(cfg, run, *words)
-
-    monkeypatch.setattr("rankbench.report.figures.draw_sweep", broken)
-    monkeypatch.setattr(loop, "train", failing)
+    monkeypatch.setattr("rankbench.report.figures.draw_sweep", raising(TypeError("no such\nfigure")))
+    if job_fails:
+        fail_with_two_heads(monkeypatch, ConfigError("weights lost"))
     result = rankbench("train", "-m", *TINY, "model.heads=1,2", "out=sweep", at=tmp_path)
     assert result.code == 1
     line, *other = [line for line in result.err.splitlines() if line.startswith("rankbench train: ")]
@@ -558,16 +557,7 @@ def test_a_report_that_fails_at_the_end_of_a_sweep_fails_the_command(job_fails, 
 
 @pytest.mark.usefixtures("undrawn_here")
 def test_a_sweep_is_gathered_whatever_one_of_its_jobs_raises(tmp_path, monkeypatch):
-    from rankbench.training import loop
-
-    trained = loop.train
-
-    def failing(cfg, run, *words):
-        if cfg.model.heads == 2:
-            raise RuntimeError("a bug")
-        return trained(cfg, run, *words)
-
-    monkeypatch.setattr(loop, "train", failing)
+    fail_with_two_heads(monkeypatch, RuntimeError("a bug"))
     with pytest.raises(RuntimeError, match="a bug"):  # a fault of ours keeps its traceback
         rankbench("train", "-m", *TINY, "model.heads=1,2", "out=sweep", at=tmp_path)
     assert list(pd.read_csv(tmp_path / "sweep" / "sweep.csv").job_status) == ["finished", "absent"]
@@ -576,15 +566,9 @@ def test_a_sweep_is_gathered_whatever_one_of_its_jobs_raises(tmp_path, monkeypat
 
 @pytest.mark.parametrize("words", [[], ["-m", "seed=0,1"]])
 def test_a_check_that_fails_by_a_fault_of_ours_ends_the_command(words, tmp_path, monkeypatch):
-    from rankbench.commands import checks
-
-    def broken(*_):
-        raise error
-
-    monkeypatch.setattr(checks, "check_everything", broken)
-    error = OSError("disk full")
+    monkeypatch.setattr(checks, "check_everything", raising(OSError("disk full")))
     assert refused("train", *TINY, *words, at=tmp_path) == "rankbench train: disk full"
-    error = KeyError("x")  # keeps its traceback
+    monkeypatch.setattr(checks, "check_everything", raising(KeyError("x")))  # keeps its traceback
     with pytest.raises(KeyError, match="x"):
         rankbench("train", *TINY, *words, at=tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -757,21 +741,13 @@ def test_hydra_full_error_raises_for_debugging(tmp_path):
 
 
 def test_a_fault_of_ours_keeps_its_traceback(tmp_path, monkeypatch):
-    def broken(config):
-        raise ZeroDivisionError("ours")
-
-    monkeypatch.setattr("rankbench.commands.train.run", broken)
+    monkeypatch.setattr("rankbench.commands.train.run", raising(ZeroDivisionError("ours")))
     with pytest.raises(ZeroDivisionError, match="ours"):
         rankbench("train", *TINY, at=tmp_path)
 
 
 def test_an_interrupted_analysis_says_how_to_go_on(tmp_path, monkeypatch):
-    from rankbench.analysing import runner
-
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(runner, "measure", interrupted)
+    monkeypatch.setattr("rankbench.analysing.runner.measure", raising(KeyboardInterrupt))
     words = ["analyze", *(word for word in TINY if not word.startswith(("trainer.", "optimizer."))), "out=mine"]
     result = rankbench(*words, at=tmp_path)
     line = "rankbench analyze: interrupted; the same command with out=mine continues"
@@ -779,10 +755,7 @@ def test_an_interrupted_analysis_says_how_to_go_on(tmp_path, monkeypatch):
 
 
 def test_an_interruption_outside_of_training_is_one_line(tmp_path, monkeypatch):
-    def interrupted(config):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("rankbench.commands.train.run", interrupted)
+    monkeypatch.setattr("rankbench.commands.train.run", raising(KeyboardInterrupt))
     result = rankbench("train", *TINY, at=tmp_path)
     assert (result.code, result.err) == (130, "rankbench train: interrupted\n")
 

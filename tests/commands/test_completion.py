@@ -4,9 +4,9 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from command_line import ROOT, python
 from omegaconf import OmegaConf
 
 from rankbench.commands import completion, compose
@@ -15,8 +15,6 @@ from rankbench.commands.completion import candidates, script
 from rankbench.config import plugins
 from rankbench.config.keys import ConfigError, entries
 from rankbench.config.schema import SCHEMAS, conf_dir
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def choices(group):
@@ -48,6 +46,17 @@ def test_commands_first(words):
         (["train", "model.norm=p"], {"model.norm=peri", "model.norm=pre", "model.norm=post"}),
         (["train", "seed=1", "model.la"], {"model.layers=", "model.latent_width="}),
         (["train", "analysis=[paths]", "analysis.paths.readout"], {"analysis.paths.readout="}),
+        # lists, options and keys to explain
+        (["train", "analysis=[pa"], {"analysis=[path_counts", "analysis=[path_mass", "analysis=[paths"}),
+        (["train", "analysis=[residual,path_c"], {"analysis=[residual,path_counts"}),
+        (["train", "trainer.writers=[wandb,m"], {"trainer.writers=[wandb,mlflow"}),
+        (["train", "trainer.steps=[1"], set()),
+        (["train", "--c"], {"--cfg", "--config-dir"}),
+        (["train", "--cfg", "j"], {"job"}),
+        (["completion", ""], {"bash", "zsh", "fish"}),
+        (["explain", "model.norm_"], {"model.norm_affine", "model.norm_kind", "model.norm_scale"}),
+        (["explain", "analysis.curves."], {"analysis.curves.splits"}),
+        (["report", "experiment=dong_claim"], {"experiment=dong_claim31"}),
     ],
 )
 def test_candidates(words, completions):
@@ -101,25 +110,6 @@ def leaves(config, prefix=""):
     for name in config:
         node = config._get_node(name)
         yield from leaves(node, f"{prefix}{name}.") if OmegaConf.is_dict(node) else [f"{prefix}{name}"]
-
-
-@pytest.mark.parametrize(
-    ("words", "completions"),
-    [
-        (["train", "analysis=[pa"], {"analysis=[path_counts", "analysis=[path_mass", "analysis=[paths"}),
-        (["train", "analysis=[residual,path_c"], {"analysis=[residual,path_counts"}),
-        (["train", "trainer.writers=[wandb,m"], {"trainer.writers=[wandb,mlflow"}),
-        (["train", "trainer.steps=[1"], set()),
-        (["train", "--c"], {"--cfg", "--config-dir"}),
-        (["train", "--cfg", "j"], {"job"}),
-        (["completion", ""], {"bash", "zsh", "fish"}),
-        (["explain", "model.norm_"], {"model.norm_affine", "model.norm_kind", "model.norm_scale"}),
-        (["explain", "analysis.curves."], {"analysis.curves.splits"}),
-        (["report", "experiment=dong_claim"], {"experiment=dong_claim31"}),
-    ],
-)
-def test_lists_options_and_keys_to_explain(words, completions):
-    assert set(candidates(words)) == completions
 
 
 @pytest.fixture
@@ -252,5 +242,5 @@ for words in (["tr"], ["train", ""], ["train", "model."], ["train", "experiment=
     assert candidates(words), words
     print(*(name for name in {heavy} if name in sys.modules))
 """
-    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True)
-    assert printed.stdout.split() == []
+    done = python("-c", program)
+    assert done.returncode == 0 and done.stdout.split() == [], done.stderr
