@@ -44,7 +44,6 @@ from rankbench.training.optimizers import OPTIMIZERS
 pytestmark = pytest.mark.usefixtures("unpainted", "rounded_once")
 EXAMPLE = Path(__file__).parents[1] / "example_plugin"
 NAMED = "plugins=[lettercount]"
-OWN = {"nobody_small_weights", "law_letters_alike", "letters_alike", "Nobody 2026"}
 
 
 @contextmanager
@@ -73,22 +72,7 @@ def _forget_modules():
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     with process(EXAMPLE):
-        yield rb.train(NAMED, "experiment=counting", out=tmp_path_factory.mktemp("runs") / "run")
-
-
-def forget():
-    """Take out what the example has brought in another test."""
-    plugins.FOUND.clear()
-    plugins.LOADED.clear()
-    names = ("letter_count", "modular_addition", "weight_sizes", "inverse_square", "sign_sgd", "scaled_embedding")
-    for name in (*names, "length_spread"):
-        for registry in (TASKS, ANALYSES, ATTENTIONS, OPTIMIZERS, KINDS, STATE_METRICS):
-            registry.pop(name, None)
-    for registry in (CLAIMS, LAWS, PAPERS):
-        for name in OWN & set(registry):
-            del registry[name]
-    model.ATTENTIONS[:], schema.OPTIMIZERS[:], model.KINDS[:] = ATTENTIONS, OPTIMIZERS, KINDS
-    sys.modules.pop("lettercount", None)
+        return rb.train(NAMED, "experiment=counting", out=tmp_path_factory.mktemp("runs") / "run")
 
 
 @pytest.fixture
@@ -96,10 +80,16 @@ def elsewhere(tmp_path, monkeypatch):
     """A new process that finds modules in an empty folder."""
     monkeypatch.chdir(tmp_path)
     with process(tmp_path):
-        forget()
         TRIED.clear()
         check_weighting.cache_clear()
         yield tmp_path
+
+
+@pytest.fixture
+def example(elsewhere):
+    """The same process, which finds the example, too."""
+    sys.path.append(str(EXAMPLE))
+    return elsewhere
 
 
 def test_task_analysis_and_preset_of_a_named_plugin(run):
@@ -127,13 +117,12 @@ def test_a_claim_of_a_plugins_paper_is_judged_beside_its_published_number(run, e
 
 
 @pytest.mark.further
-def test_a_law_of_a_plugin_is_judged_and_drawn(elsewhere):
-    sys.path.append(str(EXAMPLE))
+def test_a_law_of_a_plugin_is_judged_and_drawn(example):
     words = [NAMED, "model=san", "model.layers=1", "replicas=5", "claims=[law_letters_alike]"]
-    table = rb.analyze(words, "laws", law="letters_alike", out=elsewhere / "laws")["laws"]
-    (verdict,) = read_table(elsewhere / "laws" / "verdicts.csv").to_dict("records")
+    table = rb.analyze(words, "laws", law="letters_alike", out=example / "laws")["laws"]
+    (verdict,) = read_table(example / "laws" / "verdicts.csv").to_dict("records")
     assert (verdict["claim"], verdict["outcome"]) == ("law_letters_alike", "held")
-    assert (elsewhere / "laws" / "laws.png").exists()
+    assert (example / "laws" / "laws.png").exists()
     assert rb.plot(table).axes[0].get_xlabel() == "letters in the alphabet"
     # letters that are alike more often than they should be
     off = table.assign(value=table.value + 0.05 * (table.curve == "simulated"))
@@ -168,11 +157,10 @@ def test_a_plugin_may_be_called_as_the_file_of_a_network(elsewhere):
     assert sys.modules["mine"].is_plugin
 
 
-def test_a_finite_set_is_split_anew_by_each_seed_without_an_overlap(elsewhere):
-    sys.path.append(str(EXAMPLE))
+def test_a_finite_set_is_split_anew_by_each_seed_without_an_overlap(example):
     words = [NAMED, "task=modular_addition", "model=transformer", "model.layers=1", "trainer.steps=6"]
     words += ["trainer.batch_size=5", "trainer.eval_every=3", "replicas=2"]  # 5 batches are an epoch
-    run = rb.train(*words, out=elsewhere / "run")
+    run = rb.train(*words, out=example / "run")
     metrics = run.metrics.set_index(["seed", "step", "split"]).accuracy
     task = TASKS["modular_addition"]("modular_addition", 7, 25, None)
     trained_on = set()
@@ -205,18 +193,16 @@ def test_a_finite_set_is_split_anew_by_each_seed_without_an_overlap(elsewhere):
         (["task.modulus=1000000"], "beyond_memory=false: needs at least"),  # all other pairs are test sequences
     ],
 )
-def test_a_split_that_a_finite_set_does_not_have_is_refused(elsewhere, words, said):
-    sys.path.append(str(EXAMPLE))
+def test_a_split_that_a_finite_set_does_not_have_is_refused(example, words, said):
     with pytest.raises(ConfigError, match=f"^{re.escape(said)}"):
-        rb.train(NAMED, "task=modular_addition", "model.layers=1", *words, out=elsewhere / "run")
-    assert not (elsewhere / "run").exists()
+        rb.train(NAMED, "task=modular_addition", "model.layers=1", *words, out=example / "run")
+    assert not (example / "run").exists()
 
 
 @pytest.mark.further
-def test_an_attention_of_a_plugin_trains_and_its_paths_add_up(elsewhere):
-    sys.path.append(str(EXAMPLE))
+def test_an_attention_of_a_plugin_trains_and_its_paths_add_up(example):
     words = [NAMED, "model=inverse_square", "model.layers=2", "model.mask=causal", "task.length=4", "trainer.steps=2"]
-    run = rb.train(*words, "trainer.eval_every=1", "trainer.batch_size=4", out=elsewhere / "run")
+    run = rb.train(*words, "trainer.eval_every=1", "trainer.batch_size=4", out=example / "run")
     (log_s_1,) = run.weights()["blocks.1.attention.own.log_s"]
     assert log_s_1.item() != 0  # it began there, and has learned
     tables = rb.analyze(run, "paths", plugins="lettercount", sequences=2, repeats=1)
@@ -229,11 +215,10 @@ def test_an_attention_of_a_plugin_trains_and_its_paths_add_up(elsewhere):
         rb.analyze(run, "bounds", plugins="lettercount")
 
 
-def test_an_update_rule_of_a_plugin_trains(elsewhere):
-    sys.path.append(str(EXAMPLE))
+def test_an_update_rule_of_a_plugin_trains(example):
     words = [NAMED, "model=transformer", "model.layers=1", "optimizer.name=sign_sgd", "optimizer.lr=0.01"]
     words += ["optimizer.schedule=constant", "optimizer.warmup=0", "trainer.steps=1", "trainer.batch_size=4"]
-    run = rb.train(*words, "trainer.eval_every=1", out=elsewhere / "run")
+    run = rb.train(*words, "trainer.eval_every=1", out=example / "run")
     before = initial_model(run.config.model, build_task(run.config.task), 0).state_dict()
     moved = torch.cat([(weight[0] - before[name]).abs().flatten() for name, weight in run.weights().items()])
     assert (moved > 0).float().mean() > 0.5 and moved[moved > 0].sub(0.01).abs().max() < 1e-6
@@ -242,12 +227,11 @@ def test_an_update_rule_of_a_plugin_trains(elsewhere):
 
 
 @pytest.mark.further
-def test_a_model_and_a_metric_of_a_plugin(elsewhere, monkeypatch):
+def test_a_model_and_a_metric_of_a_plugin(example, monkeypatch):
     monkeypatch.setattr("rankbench.training.compiling.REPAID_AFTER", 2)  # the fused step is not for such a model
-    sys.path.append(str(EXAMPLE))
     words = [NAMED, "model.kind=scaled_embedding", "model.layers=2", "trainer.steps=2", "trainer.batch_size=4"]
     words += ["task=letter_count", "trainer.eval_every=2", "trainer.dynamics_every=2"]
-    run = rb.train(*words, out=elsewhere / "run")
+    run = rb.train(*words, out=example / "run")
     assert run.step == "plain"
     own = initial_model(run.config.model, build_task(run.config.task), 0)
     plain = initial_model(compose("train", NAMED, *words[2:]).model, build_task(run.config.task), 0)
@@ -281,10 +265,9 @@ def test_a_run_imports_nothing_that_its_reader_has_not_named(run, elsewhere):
 
 @pytest.mark.further
 def test_a_run_that_cannot_be_read_without_its_plugin_says_so(elsewhere):
-    sys.path.append(str(EXAMPLE))
     words = ["model=inverse_square", "task=letter_count", "model.layers=1", "trainer.steps=1", "trainer.batch_size=4"]
-    folder = rb.train(NAMED, *words, out=elsewhere / "run").folder
-    forget()
+    with process(EXAMPLE):
+        folder = rb.train(NAMED, *words, out=elsewhere / "run").folder
     for read in (lambda: rb.load(folder), lambda: rb.analyze(folder, "residual")):
         with pytest.raises(
             ConfigError, match=r"run: this run needs plugins=\[lettercount\], whose code is imported only"
@@ -293,6 +276,7 @@ def test_a_run_that_cannot_be_read_without_its_plugin_says_so(elsewhere):
     left_out = "tables of plug-ins that are not named are left out; to read them, add plugins=[lettercount]"
     (report := elsewhere / "report").mkdir()
     assert left_out in gather([folder], report)
+    sys.path.append(str(EXAMPLE))
     assert rb.load(folder, plugins="lettercount").config.model.attention == "inverse_square"
     assert left_out not in gather([folder], report)
 
@@ -311,8 +295,7 @@ def test_an_installed_plugin_needs_no_naming(elsewhere):
     assert candidates(["train", "plugins="]) == ["plugins=lettercount"]
 
 
-def test_choices_and_refusals_name_those_of_a_plugin(elsewhere):
-    sys.path.append(str(EXAMPLE))
+def test_choices_and_refusals_name_those_of_a_plugin(example):
     assert candidates(["train", "plugins=lettercount", "experiment=cou"]) == ["experiment=counting"]
     assert "sorting, " in (text := usage("train", as_keys("train", ["plugins=lettercount"]))) and "letter_count" in text
     assert f"plug-in lettercount: {EXAMPLE / 'lettercount' / 'conf'}" in text
@@ -326,8 +309,7 @@ def test_choices_and_refusals_name_those_of_a_plugin(elsewhere):
         compose("train", NAMED, "task=letter_cuont")
 
 
-def test_a_job_takes_the_plugins_of_its_config(elsewhere):
-    sys.path.append(str(EXAMPLE))
+def test_a_job_takes_the_plugins_of_its_config(example):
     words = as_keys("train", [NAMED, "task=letter_count"])
     config = composed("train", *words)
     plugins.FOUND.clear()  # as in a worker process, which gets the composed config
@@ -388,8 +370,7 @@ def test_a_metric_that_is_none_is_refused_and_forgotten(elsewhere, code, refusal
 
 
 @pytest.mark.further
-def test_presets_of_plugins_are_listed_explained_and_reported(run, elsewhere, monkeypatch):
-    sys.path.append(str(EXAMPLE))
+def test_presets_of_plugins_are_listed_explained_and_reported(run, example, monkeypatch):
     monkeypatch.setenv("COLUMNS", "500")
     assert "counting" not in listing([])
     assert "\n  counting " in listing([NAMED])
@@ -397,13 +378,13 @@ def test_presets_of_plugins_are_listed_explained_and_reported(run, elsewhere, mo
         [NAMED, "letters"]
     )
     assert "counting" in explained(["analysis.weight_sizes.power"])
-    folder = elsewhere / "outputs" / "train" / "mine"
+    folder = example / "outputs" / "train" / "mine"
     shutil.copytree(run.folder, folder)
     (folder / ".hydra").mkdir()
     (folder / ".hydra" / "hydra.yaml").write_text("hydra: {runtime: {choices: {experiment: counting}}}")
-    (elsewhere / "page").mkdir()
-    assert scoreboard("counting", elsewhere / "page")[0].startswith("1 of 1 presets run")
-    pages = [page.read_text() for page in (elsewhere / "page").glob("*.html")]
+    (example / "page").mkdir()
+    assert scoreboard("counting", example / "page")[0].startswith("1 of 1 presets run")
+    pages = [page.read_text() for page in (example / "page").glob("*.html")]
     assert any("Counting letters with one head" in page for page in pages)
 
 
@@ -541,8 +522,7 @@ def test_the_skeleton_of_a_plugin_passes_its_own_tests(elsewhere):
 
 
 @pytest.mark.further
-def test_what_the_example_brings_keeps_its_promises(elsewhere):
-    sys.path.append(str(EXAMPLE))
+def test_what_the_example_brings_keeps_its_promises(example):
     lines = checked([NAMED])
     for line in ("task=letter_count: ", "model.attention=inverse_square: ", "optimizer.name=sign_sgd: a training step"):
         assert f"\n{line}" in f"\n{lines}"
