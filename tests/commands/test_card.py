@@ -4,6 +4,7 @@ import subprocess
 import time
 from collections import Counter
 from math import inf
+from unittest.mock import Mock
 
 import pandas as pd
 import pytest
@@ -36,14 +37,11 @@ def begun(monkeypatch, tmp_path):
     monkeypatch.setattr(card.files, "OUTPUTS", tmp_path)
     commands = []
 
-    class Work:
-        def __init__(self, words, **_):
-            commands.append(words[2:])
+    def begin(words, **_):
+        commands.append(words[2:])
+        return Mock(wait=lambda seconds: 0)
 
-        def wait(self, seconds):
-            return 0
-
-    monkeypatch.setattr(subprocess, "Popen", Work)
+    monkeypatch.setattr(subprocess, "Popen", begin)
     return commands
 
 
@@ -94,22 +92,11 @@ def test_what_comes_first_has_the_gpu_for_itself_and_runs_go_side_by_side(begun,
 
 
 def test_work_that_is_not_done_when_the_time_is_over_is_asked_to_stop(monkeypatch):
-    asked = []
-
-    class Work:
-        def __init__(self, *_, **__):
-            pass
-
-        def wait(self, seconds):
-            if not asked:
-                raise subprocess.TimeoutExpired("work", seconds)
-            return -15
-
-        def terminate(self):
-            asked.append("terminate")
-
-    monkeypatch.setattr(subprocess, "Popen", Work)
-    assert queue._done("rankbench train", end=0.0) == WAITING and asked == ["terminate"]
+    work = Mock(wait=Mock(side_effect=[subprocess.TimeoutExpired("work", 0), -15]))
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: work)
+    assert queue._done("rankbench train", end=0.0) == WAITING
+    work.terminate.assert_called_once_with()
+    work.kill.assert_not_called()
 
 
 @pytest.mark.usefixtures("begun")

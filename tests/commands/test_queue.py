@@ -2,6 +2,7 @@
 
 import subprocess
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -54,15 +55,11 @@ def test_most_claims_an_hour_first():
 def test_runs_what_waits_and_remembers_how_long_it_took(monkeypatch, tmp_path, capfd):
     begun = []
 
-    class Process:
-        def __init__(self, command, **_):
-            begun.append(command[3:])
-            self.code = int("experiment=slow" in command)
+    def begin(command, **_):
+        begun.append(command[3:])
+        return Mock(wait=lambda seconds: int("experiment=slow" in command))
 
-        def wait(self, seconds):
-            return self.code
-
-    monkeypatch.setattr(subprocess, "Popen", Process)
+    monkeypatch.setattr(subprocess, "Popen", begin)
     assert queue.main(["paper"]) == 1  # because one of them failed
     assert sorted(words[1] for words in begun) == ["experiment=long", "experiment=quick", "experiment=slow"]
     assert ["analyze", "experiment=quick", "budget=paper", f"out={tmp_path / 'analyze' / 'paper_quick'}"] in begun
