@@ -29,6 +29,7 @@ from hydra.core.plugins import Plugins
 from hydra.core.singleton import Singleton
 from hydra.core.utils import JobRuntime
 from hydra.version import VersionBase, getbase
+from interrupted import during_step
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from omegaconf import OmegaConf
@@ -38,7 +39,6 @@ import rankbench as rb
 from rankbench.analyses import ANALYSES, dynamics
 from rankbench.commands.compose import compose
 from rankbench.runs.tables import RUN_COLUMNS, family, read_table
-from rankbench.training.seeds_side_by_side import Training
 
 pytestmark = pytest.mark.usefixtures("unpainted", "rounded_once")
 SMALL = ["model.layers=2", "model.width=8", "task.length=4", "task.alphabet=5", "task.train_size=20"]
@@ -171,13 +171,8 @@ def test_a_finished_run_is_returned_as_it_is(run):
 
 @pytest.mark.further
 def test_an_interrupted_run_continues(run, tmp_path, monkeypatch):
-    def interrupted(training, update=Training.update):
-        update(training)
-        if training.progress.step == 2:
-            os.kill(os.getpid(), signal.SIGINT)
-
     with monkeypatch.context() as patch:
-        patch.setattr(Training, "update", interrupted)
+        during_step(patch, 2, lambda: os.kill(os.getpid(), signal.SIGINT))
         with pytest.raises(KeyboardInterrupt, match=r"stopped at step 2 of 4; the same call with out='.*' continues"):
             rb.train(*TRAINED, out=tmp_path / "run")
     assert rb.load(tmp_path / "run").status == "running"

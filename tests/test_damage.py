@@ -10,6 +10,7 @@ import pytest
 import torch
 import yaml
 from command_line import refused
+from interrupted import train_until_saved
 from refusals import refusal
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -29,7 +30,6 @@ from rankbench.runs.sweep import JOBS, Sweep
 from rankbench.runs.tables import read_table
 from rankbench.training import loop
 from rankbench.training.loop import train
-from rankbench.training.seeds_side_by_side import Training
 
 TINY = [
     *("model.layers=1", "model.width=8", "task.length=4", "task.alphabet=5", "task.train_size=20", "task.test_size=30"),
@@ -54,15 +54,8 @@ def trained(cfg, tmp_path_factory):
 @pytest.fixture(scope="module")
 def stopped(cfg, tmp_path_factory):
     """A run that was interrupted at its first checkpoint, in the middle of training."""
-    run, saved = Run(tmp_path_factory.mktemp("stopped") / "run"), Training.save
-
-    def save_and_stop(self, run):
-        saved(self, run)
-        raise KeyboardInterrupt
-
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Training, "save", save_and_stop)
-        train(cfg, run)
+    run = Run(tmp_path_factory.mktemp("stopped") / "run")
+    train_until_saved(cfg, run, 2)
     return run
 
 

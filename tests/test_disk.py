@@ -21,6 +21,7 @@ import torch
 from breadth import some
 from command_line import succeeds
 from forked import begin
+from interrupted import during_step, train_until_saved
 from limits import limited
 from power_cuts import power_cuts, restore
 from refusals import refusal
@@ -38,7 +39,7 @@ from rankbench.runs.tables import read_table
 from rankbench.tasks.corpora import sentences_in
 from rankbench.training.journal import StepsFile
 from rankbench.training.loop import Interrupted, train
-from rankbench.training.seeds_side_by_side import METRICS, Training
+from rankbench.training.seeds_side_by_side import METRICS
 
 pytestmark = pytest.mark.usefixtures("rounded_once")
 TINY = [
@@ -186,18 +187,6 @@ def test_an_output_on_a_full_disk_is_one_line(tmp_path):
 # --- signals and folders that vanish ---------------------------------------------------------------------------------
 
 
-def during_step(monkeypatch, number, happen):
-    """Have this happen while that step is computed."""
-    update = Training.update
-
-    def update_and_more(self):
-        update(self)
-        if self.progress.step == number:
-            happen()
-
-    monkeypatch.setattr(Training, "update", update_and_more)
-
-
 @pytest.mark.further
 def test_a_hangup_stops_training_as_a_termination_does(tmp_path, monkeypatch, cfg, reference):
     """A closed terminal and its shell both send the signal, so it comes twice."""
@@ -279,16 +268,8 @@ def test_a_run_goes_on_from_whatever_a_power_cut_leaves(tmp_path, every):
 @pytest.mark.parametrize("name", some(["metrics", "layers"], 2))
 @pytest.mark.parametrize("change", ["lost", "doubled", "cut"])
 def test_rows_that_the_checkpoint_does_not_count_are_one_line(tmp_path, cfg, reference, name, change):
-    run, saved = Run(tmp_path / "run"), Training.save
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-
-        def save_and_stop(self, run):
-            saved(self, run)
-            if self.progress.step == 8:
-                raise KeyboardInterrupt
-
-        patch.setattr(Training, "save", save_and_stop)
-        train(cfg, run)
+    run = Run(tmp_path / "run")
+    train_until_saved(cfg, run, 8)
     assert run.status == "running"
     path = run.folder / f"{name}.csv"
     whole = path.read_text()

@@ -12,6 +12,7 @@ import json
 import math
 import tracemalloc
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
@@ -19,6 +20,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from breadth import some
+from interrupted import during_step
 from shipped import task_of
 
 from rankbench.analyses import ANALYSES, Subject, curves, samples
@@ -46,19 +48,9 @@ from rankbench.training.seeds_side_by_side import Training
 
 PTB = Path(__file__).resolve().parents[3] / "shared" / "data" / "ptb"
 TINY = [
-    "task=char_lm",
-    "model=causal",
-    "model.width=16",
-    "model.heads=2",
-    "task.train_size=37",
-    "task.valid_size=11",
-    "task.test_size=13",
-    "trainer.batch_size=8",
-    "trainer.steps=12",
-    "trainer.eval_every=4",
-    "trainer.checkpoint_every=5",
-    "optimizer.lr=0.01",
-    "precision=fp64",
+    *("task=char_lm", "model=causal", "model.width=16", "model.heads=2"),
+    *("task.train_size=37", "task.valid_size=11", "task.test_size=13", "trainer.batch_size=8", "trainer.steps=12"),
+    *("trainer.eval_every=4", "trainer.checkpoint_every=5", "optimizer.lr=0.01", "precision=fp64"),
 ]
 # float64 sums in another order, over a dozen steps of a rule that divides by a gradient's size
 SAME = {"rtol": 1e-9, "atol": 1e-9}
@@ -444,20 +436,9 @@ def test_interrupted_training_goes_on_as_if_nothing_had_been(tmp_path, monkeypat
     cfg = config("replicas=2", "model.dropout=0.1")
     whole = train(cfg, Run(tmp_path / "whole"))
 
-    class Stop(Exception):
-        pass
-
-    update = Training.update
-
-    def stopping(self):
-        if self.progress.step == 8:
-            raise Stop
-        update(self)
-
-    monkeypatch.setattr(Training, "update", stopping)
-    with pytest.raises(Stop):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        during_step(patch, 9, Mock(side_effect=KeyboardInterrupt))  # rows of step 8 come after the checkpoint of step 5
         train(cfg, Run(tmp_path / "parts"))
-    monkeypatch.setattr(Training, "update", update)
     assert train(cfg, Run(tmp_path / "parts"))["seeds"] == whole["seeds"]
 
 
