@@ -61,11 +61,6 @@ class Machine:
             return torch.cuda.get_device_properties(self.device).total_memory
         return physical_memory()
 
-    @property
-    def computing(self) -> torch.dtype:
-        """Number type of the products."""
-        return torch.bfloat16 if self.precision == "bf16" else self.dtype
-
     def autocast(self) -> AbstractContextManager:
         """bfloat16 arithmetic under precision=bf16, nothing otherwise."""
         if self.precision == "bf16":

@@ -55,7 +55,8 @@ def _step(cfg: BenchConfig, machine: Machine, num_seeds: int) -> dict[str, float
             train_steps(training, steps)
     seconds_before = time.perf_counter() - began
     works = {name: lambda training=training: train_steps(training, steps) for name, training in trainings.items()}
-    a, b = (torch.randn(LARGE, LARGE, device=machine.device, dtype=machine.computing) for _ in range(2))
+    dtype = torch.bfloat16 if machine.precision == "bf16" else machine.dtype
+    a, b = (torch.randn(LARGE, LARGE, device=machine.device, dtype=dtype) for _ in range(2))
     seconds = paired(machine, cfg.repeats, {**works, "large_product": lambda: a @ b})
     fastest = min((seconds[name] for name in kinds), key=np.median)
     operations = num_seeds * sum(_operations(training := trainings["plain"], step) for step in range(steps))
