@@ -143,16 +143,6 @@ def test_runs_at_budget_smoke(name, tmp_path):
             assert {path.stat().st_size > 1000 for path in figures if path.exists()} == {True}
 
 
-@pytest.mark.parametrize("name", ["kim_table1_speed", "kim_table3_fixed_lr"])
-def test_a_sweep_at_paper_scale_has_every_cell_of_the_published_table(name):
-    with_hydra = composed(name, return_hydra_config=True)
-    jobs = {frozenset(words) for words in words_of_jobs(with_hydra, "paper")}
-    cells = published(name).dropna(subset="x")
-    assert len(cells)
-    for cell in cells.itertuples():
-        assert {f"model={cell.series}", f"model.layers={cell.x:g}"} in jobs, cell
-
-
 @pytest.mark.parametrize("name", ["amsel_rank_vs_heads", "amsel_learned_m", "amsel_role_of_n"])
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_the_farthest_point_is_learned_without_weight_decay(name, budget):
@@ -170,7 +160,14 @@ def test_the_role_of_n_is_that_of_the_slides_networks(rank):
     assert laptop.model.heads * 4 == 16 * laptop.model.width == 16 * 16 and laptop.optimizer.lr == 0.005
 
 
-CELLS = {  # of a published number: the words of the job that has it
+def of_kim(row):
+    return {f"model={row.series}", f"model.layers={row.x:g}"}
+
+
+CELLS = {  # of a published number: the words of the job that has it, if one has
+    "kim_table1_speed": lambda row: None if math.isnan(row.x) else of_kim(row),
+    "kim_table3_fixed_lr": lambda row: None if math.isnan(row.x) else of_kim(row),
+    "kim_table2": lambda row: of_kim(row._replace(x=1) if math.isnan(row.x) else row),
     "amsel_learned_m": lambda row: {f"model.heads={row.x:g}"},
     "amsel_rank_vs_heads": lambda row: {
         {"copies=1": "model=amsel", "copies=d^0.5": "model=amsel_d15", "copies=d": "model=amsel_d20"}[row.series],
@@ -178,12 +175,11 @@ CELLS = {  # of a published number: the words of the job that has it
         f"model.{row.where}",
     },
     "amsel_role_of_n": lambda row: {f"model.head_width={64 * row.x:g}", f"task.points={row.series.removeprefix('N=')}"},
-    "kim_table2": lambda row: {f"model={row.series}", f"model.layers={1 if math.isnan(row.x) else row.x:g}"},
 }
 
 
 @pytest.mark.parametrize("name", CELLS)
 def test_a_sweep_at_paper_scale_has_every_published_cell(name):
     jobs = list(map(set, words_of_jobs(composed(name, return_hydra_config=True), "paper")))
-    cells = list(map(CELLS[name], published(name).itertuples()))
+    cells = list(filter(None, map(CELLS[name], published(name).itertuples())))
     assert cells and [cell for cell in cells if cell not in jobs] == []
