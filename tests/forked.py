@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from command_line import rankbench
@@ -61,6 +62,14 @@ class Process:
     def last_line(self) -> str:
         lines = self.errors.read_text(errors="replace").strip().splitlines()
         return lines[-1] if lines else ""
+
+
+def until(holds: Callable[[], object], process: Any, seconds: float = 240) -> None:
+    """Wait until this holds, while the process, a `Process` or a subprocess.Popen, runs."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert process.poll() is None and time.monotonic() < end, process
+        time.sleep(0.02)
 
 
 def fork(call: Callable[[], object], *, at: Path, errors: Path) -> Process:

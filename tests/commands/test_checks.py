@@ -15,6 +15,7 @@ from rankbench.commands.composition import composed
 from rankbench.commands.failures import refusing
 from rankbench.commands.start import JobCallbacks
 from rankbench.config.keys import ConfigError
+from rankbench.runs.run import Run
 
 
 @pytest.fixture(autouse=True)
@@ -26,8 +27,6 @@ def elsewhere(tmp_path, monkeypatch):
 
 @pytest.fixture
 def run(tmp_path):
-    from rankbench.runs.run import Run
-
     begun = Run(tmp_path / "run")
     begun.begin(resolve(composed("train", "model.layers=2")), {})
     return begun
@@ -41,8 +40,6 @@ def test_a_run_with_a_broken_config_is_refused(run):
 
 
 def test_an_analysis_is_checked_with_the_task_of_the_run(tmp_path):
-    from rankbench.runs.run import Run
-
     circle = Run(tmp_path / "run")
     circle.begin(resolve(composed("train", "task=circle_arcs", "trainer.dynamics_every=5")), {})
     (circle.folder / "checkpoint.safetensors").write_bytes(b"")

@@ -157,15 +157,8 @@ def test_what_the_words_do_not_say_is_no_recipe(tmp_path):
 @pytest.mark.further
 def test_a_changed_corpus_is_read_again(tmp_path, composed):
     (tmp_path / "text.txt").write_text("a few words of a text\nand a second line of it\n" * 40)
-    words = [
-        "train",
-        "-m",
-        "task=char_lm",
-        "task.path=text.txt",
-        "model.mask=causal",
-        "model.layers=1",
-        "model.width=8",
-    ]
+    words = ["train", "-m", "task=char_lm", "task.path=text.txt", "model.mask=causal", "model.layers=1"]
+    words += ["model.width=8"]
     words += [f"task.{split}_size=null" for split in ("train", "valid", "test")]
     words += ["trainer.steps=2", "trainer.batch_size=4", "model.heads=1,2", "out=sweep"]
     succeeds(*words, at=tmp_path)

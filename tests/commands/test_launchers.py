@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 import yaml
 from campaigns.processes import differences, results
 from command_line import succeeds
+from forked import until
 from hydra.errors import MissingConfigException
 
 from rankbench.commands.compose import compose
@@ -139,11 +139,8 @@ def test_a_stopped_sweep_leaves_no_process_behind(kind, tmp_path):
     needs("joblib")
     words = ["-m", *TINY, "trainer.steps=10000000", "trainer.checkpoint_every=10000000", "seed=0,1", "cluster=joblib"]
     process = start(*words, "out=sweep", at=tmp_path)
-    deadline = time.monotonic() + 120
     try:
-        while len(list(tmp_path.glob("sweep/*/metrics.csv"))) < 2:
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.1)
+        until(lambda: len(list(tmp_path.glob("sweep/*/metrics.csv"))) == 2, process)
         process.send_signal(kind)
         _, err = process.communicate(timeout=60)  # ends when nobody holds the pipe any more
     finally:
@@ -173,10 +170,7 @@ def test_a_killed_joblib_sweep_continues_to_the_same_numbers(killed, tmp_path):
     words += ["cluster=joblib", "hydra.launcher.n_jobs=2", "out=sweep"]
     sweep.parent.mkdir()
     process = start(*words, at=sweep.parent)
-    deadline = time.monotonic() + 240
-    while not list(sweep.glob("*/training_state.safetensors")):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: list(sweep.glob("*/training_state.safetensors")), process)
     os.kill(workers_of(process)[0] if killed == "worker" else process.pid, signal.SIGKILL)
     _, err = process.communicate(timeout=240)
     if killed == "worker":
