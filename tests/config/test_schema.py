@@ -298,14 +298,11 @@ GOOD = {"length": 3, "rate": 0.5, "repeats": True, "label": "a", "size": None}
 
 
 def test_typed_values_come_back_as_the_dataclass():
-    got = typed(Options, GOOD, "task")
-    assert got == Options(3, 0.5, True, "a", None)
-    assert isinstance(got, Options)
-
-
-def test_typed_turns_a_whole_number_to_a_float_where_one_is_wanted():
+    assert typed(Options, GOOD, "task") == Options(3, 0.5, True, "a", None)
     rate = typed(Options, {**GOOD, "rate": 2}, "task").rate
-    assert isinstance(rate, float) and rate == 2.0
+    assert isinstance(rate, float) and rate == 2.0  # a whole number, where a float is wanted
+    without_size = {name: value for name, value in GOOD.items() if name != "size"}
+    assert typed(Options, without_size, "task").size == 3  # the default of a key that is not given
 
 
 @pytest.mark.parametrize(
@@ -329,11 +326,6 @@ def test_typed_says_what_is_wanted(key, value, wants):
     message = refusal(typed, Options, {**GOOD, key: value}, "task")
     given = f"task.{key}" if "unknown" in wants else f"task.{key}={as_typed(value)}"
     assert message.startswith(f"{given}: {wants}")
-
-
-def test_a_key_that_is_not_given_has_its_default():
-    values = {name: value for name, value in GOOD.items() if name != "size"}
-    assert typed(Options, values, "task").size == 3
 
 
 @pytest.mark.parametrize("key", ["length", "rate", "repeats", "label"])
