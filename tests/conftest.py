@@ -138,8 +138,9 @@ def fresh_subject(model_config, sorting_task) -> Callable[..., Subject]:
     return make
 
 
-@contextlib.contextmanager
 def _nothing_painted() -> Iterator[None]:
+    """Save each figure of the module's tests as an empty page, SVG with its words: arranging and painting takes
+    most of a small run's time. tests/plots/test_plots.py and the presets' smoke runs paint."""
     paint = Figure.savefig
 
     @functools.cache
@@ -161,22 +162,15 @@ def _nothing_painted() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
-def unpainted() -> Iterator[None]:
-    """Save each figure of the module's tests as an empty page, SVG with its words: arranging and painting takes
-    most of a small run's time. tests/plots/test_plots.py and the presets' smoke runs paint."""
-    with _nothing_painted():
-        yield
-
-
-@contextlib.contextmanager
 def _nothing_drawn() -> Iterator[None]:
+    """Save an empty page for each figure of the module's tests, which are about everything else that a command leaves:
+    drawing takes two fifths of a small sweep's time."""
     from rankbench.report import figures
 
     def empty(draw: Callable[..., Figure]) -> Callable[..., Figure]:
         return functools.wraps(draw)(lambda *_, **__: Figure())  # its docstring is the figure's caption
 
-    with _nothing_painted(), pytest.MonkeyPatch.context() as patch:
+    with contextlib.contextmanager(_nothing_painted)(), pytest.MonkeyPatch.context() as patch:
         for name, analysis in dict(ANALYSES).items():
             if analysis.figure is not None:
                 patch.setitem(ANALYSES, name, dataclasses.replace(analysis, figure=empty(analysis.figure)))
@@ -186,40 +180,20 @@ def _nothing_drawn() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
-def undrawn() -> Iterator[None]:
-    """Save an empty page for each figure of the module's tests, which are about everything else that a command leaves:
-    drawing takes two fifths of a small sweep's time."""
-    with _nothing_drawn():
-        yield
-
-
-@pytest.fixture
-def undrawn_here() -> Iterator[None]:
-    """The same for one test."""
-    with _nothing_drawn():
-        yield
-
-
-@pytest.fixture(scope="module")
-def rounded_once() -> Iterator[None]:
+def _floors_rounded_once() -> Iterator[None]:
     """Measure floors by one pass with random rounding, not by eight: the module's tests ask for none."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rounding, "MOST_PASSES", 1)
         yield
 
 
-@pytest.fixture
-def rounded_once_here(monkeypatch) -> None:
-    """The same for one test."""
-    monkeypatch.setattr(rounding, "MOST_PASSES", 1)
-
-
-@pytest.fixture
-def unpainted_here() -> Iterator[None]:
-    """The same for one test."""
-    with _nothing_painted():
-        yield
+unpainted, undrawn, rounded_once = map(
+    pytest.fixture(scope="module"), (_nothing_painted, _nothing_drawn, _floors_rounded_once)
+)
+# the same for one test
+unpainted_here, undrawn_here, rounded_once_here = map(
+    pytest.fixture, (_nothing_painted, _nothing_drawn, _floors_rounded_once)
+)
 
 
 @pytest.fixture
