@@ -134,7 +134,7 @@ def scored_tokens(outputs, targets):
 
 @every
 @given(answers())
-def test_loss_is_that_of_a_loop(case):
+def test_loss_and_accuracy_are_those_of_a_loop(case):
     outputs, targets = case
     got = score(outputs, targets)
     each = [
@@ -146,13 +146,6 @@ def test_loss_is_that_of_a_loop(case):
     assert got.loss.item() == pytest.approx(math.fsum(each), abs=1e-11)
     if each:
         assert got.mean_loss.item() == pytest.approx(math.fsum(each) / len(each), abs=1e-12)
-
-
-@every
-@given(answers())
-def test_accuracy_is_that_of_a_loop(case):
-    outputs, targets = case
-    got = score(outputs, targets)
     right = [
         max(range(len(logits)), key=logits.__getitem__) == target for logits, target in scored_tokens(outputs, targets)
     ]
