@@ -2,7 +2,7 @@
 allowed."""
 
 import pytest
-from hydra.errors import HydraException, OverrideParseException
+from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 from refusals import refusal
 
@@ -125,8 +125,6 @@ def test_the_innermost_cause_is_told():
     assert explain(outer, "train", []) == "inner line"
 
 
-@pytest.mark.parametrize("word", ["foo", "model.layers==3", "analysis=[paths", "a b=3"])
+@pytest.mark.parametrize("word", ["model.layers==3", "analysis=[paths", "a b=3"])
 def test_an_override_that_cannot_be_parsed_is_named(word):
-    with pytest.raises(OverrideParseException) as raised:
-        composed("train", word)
-    assert explain(raised.value, "train", [word]).startswith(f"{word}: not understood; give key=value")
+    assert explained("train", word).startswith(f"{word}: not understood; give key=value")
