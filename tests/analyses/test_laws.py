@@ -21,19 +21,14 @@ from rankbench.measures.law import LAWS
 from rankbench.model.bare import drawn_network, with_identity_values
 from rankbench.model.network import run
 from rankbench.model.norm import Norm
-from rankbench.papers.bruno_2025 import metastable
-from rankbench.papers.chen_2026 import long_context
-from rankbench.papers.fedorov_2026 import antipodal
+from rankbench.papers import bruno_2025, chen_2026, fedorov_2026, queipo_2025, sun_2025, wu_2025
 from rankbench.papers.giorlandino_2025 import signal_propagation
 from rankbench.papers.karagodin_2025 import norm_placement
 from rankbench.papers.kim_2021 import power_iteration, score_biases
 from rankbench.papers.nait_saada_2025 import spectral_gap
 from rankbench.papers.noci_2022 import residual_scale
 from rankbench.papers.own import norm_ranks, path_lengths
-from rankbench.papers.queipo_2025 import massive_token
-from rankbench.papers.sun_2025 import depth_curse
 from rankbench.papers.wu_2024 import layernorm_rank
-from rankbench.papers.wu_2025 import position_bias
 from rankbench.papers.xie_2025 import stream_collapse
 
 CLAIMS = {name: claim for name, claim in judging.CLAIMS.items() if claim.table == "laws"}
@@ -76,10 +71,10 @@ def cosine_after(variant, layers):
     [
         (residual_scale.cosine(1, 32, 12), 0.99225),
         (residual_scale.cosine(12**-0.5, 32, 12), 0.047988),
-        *((depth_curse.variance(layers), variance) for layers, variance in ((1, 3), (8, 17), (32, 65), (64, 129))),
-        *((depth_curse.variance(layers, -0.5), v) for layers, v in ((1, 3), (8, 6.44), (32, 9.12), (64, 10.49))),
-        *((long_context.gradient_limit(gamma, 4), norm) for gamma, norm in ((1, 0), (2, 0.1875), (3, 0.75))),
-        *((long_context.limit(gamma), cosine) for gamma, cosine in ((1, 1), (2, 0.8), (3, 0.5))),
+        *((sun_2025.variance(layers), variance) for layers, variance in ((1, 3), (8, 17), (32, 65), (64, 129))),
+        *((sun_2025.variance(layers, -0.5), v) for layers, v in ((1, 3), (8, 6.44), (32, 9.12), (64, 10.49))),
+        *((chen_2026.gradient_limit(gamma, 4), norm) for gamma, norm in ((1, 0), (2, 0.1875), (3, 0.75))),
+        *((chen_2026.limit(gamma), cosine) for gamma, cosine in ((1, 1), (2, 0.8), (3, 0.5))),
         *((entropy_bound.least_entropy(8, s), e) for s, e in ((1, 1.979691), (3, 0.957457), (6, 0.084114))),
         (spectral_gap.bulk(1.0) ** 2, 1.718282),
         (norm_placement.first_speed("post", 16, 1.0), 0.112878),
@@ -87,7 +82,7 @@ def cosine_after(variant, layers):
         *((cosine_after("pre", layers), c) for layers, c in ((1, 0.336), (5, 0.756), (20, 0.950), (100, 0.991))),
         *((cosine_after("post, centred", n), c) for n, c in ((1, 0.205), (5, 0.223), (20, 0.287), (100, 0.525))),
         *((score_biases.derivative(s, 3), value) for s, value in ((1, 1.055556), (100, 6667.055556))),
-        *((metastable.fastest_mode(beta), mode) for beta, mode in ((2, 2), (5, 3), (9, 4), (20, 6), (50, 10))),
+        *((bruno_2025.fastest_mode(beta), mode) for beta, mode in ((2, 2), (5, 3), (9, 4), (20, 6), (50, 10))),
     ],
 )
 def test_closed_forms_are_the_numbers_computed_apart(got, wanted):
@@ -112,7 +107,7 @@ def test_the_cosine_of_outputs_is_that_of_tokens_with_exact_products():
     x_NN = torch.linalg.cholesky(gram_NN)
     y_NN = (gamma * math.log(tokens) * gram_NN).softmax(1) @ x_NN
     wanted = torch.cosine_similarity(y_NN[0], y_NN[1], dim=0).item()
-    assert long_context.output_cosine(tokens, gamma, rho) == pytest.approx(wanted, abs=1e-13)
+    assert chen_2026.output_cosine(tokens, gamma, rho) == pytest.approx(wanted, abs=1e-13)
 
 
 @pytest.mark.parametrize("gamma", [0.5, 2.0, 3.5])
@@ -126,15 +121,15 @@ def test_the_gradient_norm_is_that_of_the_jacobian(gamma):
         return (gamma * math.log(tokens) * u_ND @ u_ND.T).softmax(1) @ u_ND
 
     wanted = torch.func.jacrev(attended)(x_ND).square().sum().item() / (tokens * 8)
-    assert long_context.gradient_norm(tokens, 8, gamma, rho) == pytest.approx(wanted, rel=1e-12)
+    assert chen_2026.gradient_norm(tokens, 8, gamma, rho) == pytest.approx(wanted, rel=1e-12)
 
 
 def test_gradient_norms_tend_to_their_limits():
     """By the order of the terms that are left, log(n)^2/n times a few."""
     for gamma in (1.0, 2.0, 3.5):
-        norms = [long_context.gradient_norm(n, n, gamma) for n in (10**4, 10**6)]
-        assert norms[-1] == pytest.approx(long_context.gradient_limit(gamma, 10**6), abs=0.002)
-        assert abs(norms[1] - norms[0]) > abs(norms[1] - long_context.gradient_limit(gamma, 10**6))
+        norms = [chen_2026.gradient_norm(n, n, gamma) for n in (10**4, 10**6)]
+        assert norms[-1] == pytest.approx(chen_2026.gradient_limit(gamma, 10**6), abs=0.002)
+        assert abs(norms[1] - norms[0]) > abs(norms[1] - chen_2026.gradient_limit(gamma, 10**6))
 
 
 def test_power_iteration_is_at_most_the_norm_and_takes_the_mean_of_catalan_numbers():
@@ -179,7 +174,7 @@ def test_no_stable_rank_is_above_the_bound_of_its_massive_token():
         alpha = (squares[1:] * cosines.square()).sum() / rest
         stable = squares.sum() / torch.linalg.matrix_norm(states, 2) ** 2
         assert stable <= (massive + rest) / (massive + alpha * rest)
-    assert massive_token.bound(8, 64, 64) == pytest.approx((64 + 63) / (64 + 63 / 64), rel=1e-15)
+    assert queipo_2025.bound(8, 64, 64) == pytest.approx((64 + 63) / (64 + 63 / 64), rel=1e-15)
 
 
 @pytest.mark.parametrize(("kind", "share"), stream_collapse.MIXES.values())
@@ -210,7 +205,7 @@ def test_shares_of_antipodal_pairs_are_those_of_simulations_made_apart():
     # by width: shares at beta 0, 1, 4; of about a hundred runs each, whose shares have a standard deviation of .05
     for width, shares in {2: (0.46, 0.56, 0.40), 8: (0, 0, 0.27)}.items():
         for beta, share in zip((0, 1, 4), shares, strict=True):
-            assert antipodal.antipodal_share(width, beta) == pytest.approx(share, abs=0.11 if share else 0)
+            assert fedorov_2026.antipodal_share(width, beta) == pytest.approx(share, abs=0.11 if share else 0)
 
 
 def test_drift_and_variance_of_a_pair_are_those_that_the_probability_assumes():
@@ -219,7 +214,7 @@ def test_drift_and_variance_of_a_pair_are_those_that_the_probability_assumes():
     generator = torch.Generator().manual_seed(0)
     pair_ND = torch.zeros(2, width, dtype=torch.float64)
     pair_ND[0, 0], pair_ND[1, 0], pair_ND[1, 1] = 1, s, math.sqrt(1 - s**2)
-    moved_RND = antipodal.attended(pair_ND[None], beta)
+    moved_RND = fedorov_2026.attended(pair_ND[None], beta)
     half_RDD = torch.randn(10**5, width, width, dtype=torch.float64, generator=generator) * math.sqrt(dt)
     draws_RDD = torch.cat([half_RDD, -half_RDD])  # the drift is second order: the first order cancels between the two
     changes_R = torch.cosine_similarity(*(pair_ND + moved_RND @ draws_RDD).unbind(1), dim=-1) - s
@@ -273,11 +268,11 @@ def test_tokens_under_a_norm_end_in_their_equilibrium_of_any_rank(ratio, rank):
 
 def test_the_longest_plateau_is_that_of_simulations_made_apart():
     """At beta 20, where 6.1 clusters last longest, mean over runs; beside k* = 6."""
-    of_claimed = itertools.islice(metastable.simulated_plateau(torch.Generator().manual_seed(0), 100, 2), 5)
+    of_claimed = itertools.islice(bruno_2025.simulated_plateau(torch.Generator().manual_seed(0), 100, 2), 5)
     by_beta = {beta: value for *_, beta, value in of_claimed}
     assert by_beta[20.0] == pytest.approx(6.1, abs=1.2)  # one run scatters by one
-    assert metastable.num_clusters(torch.tensor([[0.0, 0.05, 1.0, 6.25], [0.0, 1.0, 2.0, 3.0]])).tolist() == [2, 4]
-    assert metastable.longest([9, 9, 4, 4, 4, 9, 9]) == 4
+    assert bruno_2025.num_clusters(torch.tensor([[0.0, 0.05, 1.0, 6.25], [0.0, 1.0, 2.0, 3.0]])).tolist() == [2, 4]
+    assert bruno_2025.longest([9, 9, 4, 4, 4, 9, 9]) == 4
 
 
 @pytest.mark.parametrize(
@@ -352,7 +347,7 @@ def test_accumulated_weights_are_those_that_make_the_states():
     drawn = with_identity_values(drawn_network(generator, 6, **keys))
     x_NN = torch.randn(6, 6, dtype=torch.float64, generator=generator)
     weights = [torch.linalg.solve(x_NN, step.output_BND[0], left=False)[-1, 0] for step in run(drawn, x_NN[None])]
-    got_L = position_bias.accumulated(drawn, x_NN[None], 0.3)
+    got_L = wu_2025.accumulated(drawn, x_NN[None], 0.3)
     assert got_L.tolist() == pytest.approx(torch.stack(weights).tolist(), abs=1e-10)  # condition of x, up to 1e4
 
 

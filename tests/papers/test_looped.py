@@ -12,7 +12,7 @@ from rows import verdict
 from rankbench.measures.law import CLAIMED, CONTROL
 from rankbench.model.bare import drawn_network
 from rankbench.model.network import run
-from rankbench.papers.lan_2020 import LAWS, looped
+from rankbench.papers import lan_2020
 
 
 @pytest.mark.parametrize("scale", [0.1, 0.5, 1.0])
@@ -21,13 +21,13 @@ def test_growth_is_that_of_a_large_random_matrix(scale):
     layers, width = 6, 1000
     w_DD = np.random.default_rng(0).standard_normal((width, width)) / math.sqrt(width)
     power_DD = np.linalg.matrix_power(np.eye(width) + scale * w_DD, layers)
-    assert looped.growth(scale, layers) == pytest.approx(np.square(power_DD).sum() / width, rel=0.02)
+    assert lan_2020.growth(scale, layers) == pytest.approx(np.square(power_DD).sum() / width, rel=0.02)
 
 
 def test_growth_in_three_limits():
-    assert looped.growth(1.0, 9) == pytest.approx(math.comb(18, 9), rel=1e-15)
-    assert looped.growth(1e-3, 1000) == pytest.approx(scipy.special.iv(0, 2), rel=2e-3)  # off by 1/layers
-    roots = [math.log(looped.growth(layers**-0.5, layers)) / math.sqrt(layers) for layers in (100, 10_000)]
+    assert lan_2020.growth(1.0, 9) == pytest.approx(math.comb(18, 9), rel=1e-15)
+    assert lan_2020.growth(1e-3, 1000) == pytest.approx(scipy.special.iv(0, 2), rel=2e-3)  # off by 1/layers
+    roots = [math.log(lan_2020.growth(layers**-0.5, layers)) / math.sqrt(layers) for layers in (100, 10_000)]
     assert roots[0] < roots[1] == pytest.approx(2, abs=0.06)  # a power of the layers comes before exp(2 sqrt(L))
 
 
@@ -39,7 +39,7 @@ def test_looped_states_are_those_of_equal_layers():
     for block in deep.blocks:
         block.load_state_dict(drawn.blocks[0].state_dict())
     x_1ND = torch.randn(1, 5, 6, dtype=torch.float64, generator=generator)
-    got = list(looped.states(drawn, lambda: None, CLAIMED, x_1ND, 4))
+    got = list(lan_2020.states(drawn, lambda: None, CLAIMED, x_1ND, 4))
     for state, step in zip(got, run(deep, x_1ND), strict=True):
         assert torch.equal(state, step.output_BND)
 
@@ -48,32 +48,32 @@ def test_only_the_control_draws_layers_of_their_own():
     drawn = drawn_network(torch.Generator().manual_seed(0), 5, width=6, layers=1, skip=True)
     for setup, number in ((CLAIMED, 1), (CONTROL, 3)):
         draws = []
-        list(looped.states(drawn, lambda draws=draws: draws.append(1), setup, torch.zeros(1, 5, 6).double(), 3))
+        list(lan_2020.states(drawn, lambda draws=draws: draws.append(1), setup, torch.zeros(1, 5, 6).double(), 3))
         assert len(draws) == number
 
 
-@pytest.mark.parametrize("scale", looped.SCALES)
-@pytest.mark.parametrize("angle", looped.ANGLES)
+@pytest.mark.parametrize("scale", lan_2020.SCALES)
+@pytest.mark.parametrize("angle", lan_2020.ANGLES)
 def test_the_last_step_is_that_of_power_iteration(scale, angle):
     generator = torch.Generator().manual_seed(0)
     drawn = drawn_network(generator, 3, width=8, layers=1, heads=4, skip=True)
-    looped._draw_turning(drawn, generator, angle)
+    lan_2020._draw_turning(drawn, generator, angle)
     (attention,) = drawn.attentions
     w_DD = (attention.out.weight @ attention.qkv.weight.split(attention.rows)[-1]).numpy()
     turn = complex(math.cos(math.radians(angle)), math.sin(math.radians(angle)))
-    wanted = [turn, turn.conjugate(), looped.REAL, *np.linspace(-looped.OTHERS, looped.OTHERS, 5)]
+    wanted = [turn, turn.conjugate(), lan_2020.REAL, *np.linspace(-lan_2020.OTHERS, lan_2020.OTHERS, 5)]
     assert np.poly(w_DD) == pytest.approx(np.poly(wanted).real, abs=1e-12)  # the polynomial with these eigenvalues
     x_D = np.random.default_rng(0).standard_normal(8)
     for _ in range(2000):
         before_D = x_D
         x_D = x_D + scale * w_DD @ x_D
         x_D /= np.linalg.norm(x_D)
-    assert looped.last_step(scale, angle) == pytest.approx(np.linalg.norm(x_D - before_D), abs=1e-9)
+    assert lan_2020.last_step(scale, angle) == pytest.approx(np.linalg.norm(x_D - before_D), abs=1e-9)
 
 
 def of_law(name, measured):
     """A table of the law: its closed form, and these functions of it and of five seeds as what was measured."""
-    law = LAWS[name]
+    law = lan_2020.LAWS[name]
     rows = [
         {"law": name, "seed": seed, "setup": setup, "curve": curve, "parameter": parameter, "x": x}
         | {"value": of(value, seed)}

@@ -1,13 +1,12 @@
 """Claims of Chen et al. 2020: the embedding in the input of each layer keeps tokens apart and shortens the paths."""
 
-from rankbench.judging.claim import Claim
 from rankbench.judging.path_lengths import shorter_along
 from rankbench.judging.residual_left import left_along, left_at
 
 PAPERS = {"Chen et al. 2020": "Simple and deep graph convolutional networks (initial residual)"}
 CHEN = "Chen et al. 2020, Simple and deep graph convolutional networks (initial residual)"
 
-CLAIMS: dict[str, Claim] = {
+CLAIMS = {
     "knob_embedding_skip": left_along(
         key="model.embedding_skip",
         side=+1,

@@ -1,6 +1,5 @@
 """Claims of Giorlandino and Goldt 2025: low temperatures keep tokens apart."""
 
-from rankbench.judging.claim import Claim
 from rankbench.judging.of_laws import agrees
 from rankbench.judging.residual_left import left_along, left_at
 from rankbench.papers.giorlandino_2025.signal_propagation import LAW
@@ -9,7 +8,7 @@ PAPERS = {"Giorlandino and Goldt 2025": "Two failure modes of deep transformers"
 LAWS = {"signal_propagation": LAW}
 GIORLANDINO = "Giorlandino and Goldt 2025, Two failure modes of deep transformers"
 
-CLAIMS: dict[str, Claim] = {
+CLAIMS = {
     "knob_temperature": left_along(
         key="model.temperature", side=-1, statement="The lower the temperature, the more is left", source=GIORLANDINO
     ),

@@ -1,12 +1,11 @@
 """Claims of He et al. 2023: attention beside the identity keeps tokens apart without skips."""
 
-from rankbench.judging.claim import Claim
 from rankbench.judging.residual_left import left_along, left_at
 
 PAPERS = {"He et al. 2023": "Deep transformers without shortcuts"}
 HE = "He et al. 2023, Deep transformers without shortcuts"
 
-CLAIMS: dict[str, Claim] = {
+CLAIMS = {
     "knob_identity_mix": left_along(
         key="model.mix_attention",
         side=-1,

@@ -1,12 +1,11 @@
 """Claims of Joseph et al. 2024: skips that are strong enough keep tokens apart."""
 
-from rankbench.judging.claim import Claim
 from rankbench.judging.residual_left import left_along, left_at
 
 PAPERS = {"Joseph et al. 2024": "Lambda-skip connections"}
 JOSEPH = "Joseph et al. 2024, Lambda-skip connections"
 
-CLAIMS: dict[str, Claim] = {
+CLAIMS = {
     "knob_lambda_skip": left_along(
         key="model.skip_scale", side=+1, statement="The stronger the skip, the more is left", source=JOSEPH
     ),

@@ -1,12 +1,11 @@
 """Claim of Wang et al. 2022: the uniform part of attention makes tokens alike."""
 
-from rankbench.judging.claim import Claim
 from rankbench.judging.residual_left import left_along
 
 PAPERS = {"Wang et al. 2022": "Anti-oversmoothing in deep vision transformers"}
 WANG = "Wang et al. 2022, Anti-oversmoothing in deep vision transformers"
 
-CLAIMS: dict[str, Claim] = {
+CLAIMS = {
     "knob_uniform_mix": left_along(
         key="model.mix_uniform",
         side=-1,

@@ -1,13 +1,12 @@
 """Claims of Zhou et al. 2024: the first layer's values in later layers keep tokens apart and shorten the paths."""
 
-from rankbench.judging.claim import Claim
 from rankbench.judging.path_lengths import shorter_along
 from rankbench.judging.residual_left import left_along, left_at
 
 PAPERS = {"Zhou et al. 2024": "Value residual learning"}
 ZHOU = "Zhou et al. 2024, Value residual learning"
 
-CLAIMS: dict[str, Claim] = {
+CLAIMS = {
     "knob_value_residual": left_along(
         key="model.value_residual",
         side=+1,
