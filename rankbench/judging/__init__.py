@@ -1,8 +1,7 @@
 """Claims as tests on tables: what a claim is, how it is judged, and the claims that papers and plug-ins make."""
 
-from rankbench.judging.claim import NOT_JUDGED, Claim
+from rankbench.judging.claim import CLAIMS, NOT_JUDGED, PAPERS, Claim
 from rankbench.judging.published import figures_published, published
-from rankbench.judging.registries import CLAIMS, PAPERS
 from rankbench.judging.replication import SECOND_SEED, beside_second
 from rankbench.judging.statement import OUTCOMES, by_paper, grouped, statement_line, statements_of, table_of, with_holm
 from rankbench.judging.verdict import (

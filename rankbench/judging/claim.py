@@ -1,4 +1,4 @@
-"""What a claim is: a sentence that a table can refute, its number, its threshold and its control."""
+"""What a claim is: a sentence that a table can refute, its number, its threshold and its control; and the claims."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,6 +6,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import pandas as pd
+
+from rankbench.config.plugins import Registry
 
 HELD, FAILED, UNDECIDED = "held", "failed", "undecided"
 PASSED, BROKEN = "passed", "broken"  # outcomes of a check
@@ -154,3 +156,12 @@ def _before_training(rows: pd.DataFrame) -> pd.DataFrame:
 
 # Of a claim on trained weights beside those that they began with
 BEFORE_TRAINING = Control("the same networks before training", _before_training)
+
+
+CLAIMS = Registry("CLAIMS", Claim)  # papers and plug-ins fill both
+PAPERS = Registry("PAPERS", str)  # name -> title; a claim's source begins with the name of its paper
+
+
+def paper_of(source: str) -> str:
+    """Name of the paper that a claim's source names; the source itself if it is none of PAPERS."""
+    return next((name for name in PAPERS if source.startswith(name)), source)

@@ -13,8 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from rankbench.judging.claim import BROKEN, FAILED, HELD, NOTHING, PASSED, UNDECIDED
-from rankbench.judging.registries import CLAIMS, paper_of
+from rankbench.judging.claim import BROKEN, CLAIMS, FAILED, HELD, NOTHING, PASSED, UNDECIDED, paper_of
 from rankbench.judging.verdict import over_text, published_text, verdict_line
 from rankbench.runs.intervals import LEVEL, holm
 

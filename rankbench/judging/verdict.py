@@ -16,6 +16,7 @@ import pandas as pd
 
 from rankbench.judging.claim import (
     BROKEN,
+    CLAIMS,
     FAILED,
     FEWEST,
     HELD,
@@ -27,7 +28,6 @@ from rankbench.judging.claim import (
     Claim,
     NotMeasurable,
 )
-from rankbench.judging.registries import CLAIMS
 from rankbench.runs.intervals import interval95, num_to_decide, p_value
 
 Facet = str | Sequence[str] | None  # the column, or columns, of the keys that a sweep varies

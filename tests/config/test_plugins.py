@@ -26,7 +26,7 @@ from rankbench.commands.usage import usage
 from rankbench.config import model, plugins, schema
 from rankbench.config.keys import ConfigError
 from rankbench.judging import CLAIMS, PAPERS, figures_published, judge
-from rankbench.judging.registries import paper_of
+from rankbench.judging.claim import paper_of
 from rankbench.measures.law import LAWS
 from rankbench.measures.states import STATE_METRICS
 from rankbench.model import KINDS, initial_model

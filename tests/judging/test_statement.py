@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankbench.judging import CLAIMS, PAPERS, statement_line, statements_of, table_of, verdict_line, with_holm
-from rankbench.judging.claim import NOTHING
-from rankbench.judging.registries import paper_of
+from rankbench.judging.claim import NOTHING, paper_of
 
 VERDICT = {"claim": "grows", "kind": "claim", "side": +1, "line": 0.6, "claimed": "> 0.6", "threshold": "ours"}
 VERDICT |= {"exists": False, "interval": "t", "is_bound": False, "num_repeats": 5, "repeats": "seed"}
