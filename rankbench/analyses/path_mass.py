@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from typing import Any
 
 import pandas as pd
 import torch
@@ -23,7 +22,7 @@ from rankbench.measures.dong_theory import num_paths
 from rankbench.measures.frozen_network import FrozenNetwork, sums_through_heads
 from rankbench.measures.module_paths import floors_of_parts, norms, paths_of, recorded
 from rankbench.measures.module_reading import ReadModule
-from rankbench.measures.norms import frobenius_norm, without_absent
+from rankbench.measures.norms import without_absent
 from rankbench.measures.paths import NUMBERS_AT_A_TIME
 from rankbench.measures.rounding import FLOOR_SEQUENCES, FloorsOfSums, RandomRounding, num_passes, side_by_side
 from rankbench.model.attention import visible_keys
@@ -42,7 +41,8 @@ log = logging.getLogger(__name__)
 RANKS = ("attention_stable_rank", "attention_effective_rank", "attention_relative_residual")
 SCORED = ("gradient_mass", "loss_without", "accuracy_without")
 BELOW = ("below_floor", "gradient_below_floor", "loss_below_floor")
-WHOLE = ("whole", None, None, None)  # key of the whole output, next to those of its parts
+WHOLE = ("loss", "accuracy")
+NOTHING = ("nothing", None, None, None)  # key of an empty part, without which the output is whole
 
 
 @dataclass(frozen=True)
@@ -73,26 +73,31 @@ def _of_network(subject: Subject, options: Options) -> pd.DataFrame:
         parts.append({"part": "head", "layer": layer, "head": head})
     numbers = len(parts) * test.inputs.shape[1] * model.width
     at_a_time = max(1, NUMBERS_AT_A_TIME // numbers)
-    sums = [_sums(model, batch, options.mlp) for batch in chunks(test, at_a_time, "path_mass: sequences")]
-    remainder = max(of_chunk.pop("remainder").item() for of_chunk in sums)
-    total: dict[str, Any] = {name: sum(of_chunk[name] for of_chunk in sums) for name in sums[0]}
-    tokens, num_sequences = total["tokens"], len(test.inputs)
+    sums: list[dict[str, Tensor]] = [{} for _ in [*parts, "whole"]]
+    ranks: dict[str, Tensor] = {}
+    remainder = 0.0
+    for batch in chunks(test, at_a_time, "path_mass: sequences"):
+        network, counted_BN = FrozenNetwork(model, batch.inputs, options.mlp), model.counted(batch.inputs)
+        state, remainder = network.state_BND, max(remainder, network.by_length().remainder().max().item())
+        slope = _slope(state, batch.targets, model.read_out)
+        for of_part, part_BND in zip(sums, [*_parts_of(network), torch.zeros_like(state)], strict=True):
+            _add(of_part, _of_part(part_BND, state, slope, batch.targets, counted_BN, model.read_out))
+        _add(ranks, _ranks(model, batch.inputs))
+    whole, num_sequences = sums.pop(), len(test.inputs)
     rows, below = [], _below_floor(subject, test[: min(FLOOR_SEQUENCES, at_a_time)], options.mlp)
-    for number, part in enumerate(parts):
-        numbers = total | {name: total[f"{name}_T"][number] for name in ("mass", *SCORED)}
-        row = _row(part, numbers, num_sequences) | {name: below_T[number].item() for name, below_T in below.items()}
+    for number, (part, of_part) in enumerate(zip(parts, sums, strict=True)):
+        row = _row(part, of_part, num_sequences) | {name: below_T[number].item() for name, below_T in below.items()}
         if part["part"] == "length":
             row["num_paths"] = num_paths(layers, heads, part["path_length"], skip)
         elif part["part"] == "head":
             row["num_paths"] = (heads + skip) ** (layers - 1)
             at = (part["layer"] - 1, part["head"] - 1)
-            row |= {name: total[name][at].item() / num_sequences for name in RANKS}
+            row |= {name: rank_LH[at].item() / num_sequences for name, rank_LH in ranks.items()}
         if row["num_paths"] != 0:  # without skips there are paths of one length alone
             rows.append(row)
     return pd.DataFrame(rows).assign(
         **subject.what_counts,
-        whole_loss=(total["loss"] / tokens).item(),
-        whole_accuracy=(total["right"] / tokens).item(),
+        **_whole(whole),
         majority_accuracy=majority_baselines(subject.train, test, subject.task.num_outputs)["majority"],
         remainder=remainder,
     )
@@ -103,6 +108,11 @@ def _row(axes: dict, numbers: Mapping[str, Tensor], num_sequences: int) -> dict:
     row = dict.fromkeys(PARTS) | axes | {"num_undefined": int(numbers["num_undefined"])}
     row["mass"] = (numbers["mass"] / (num_sequences - numbers["num_undefined"])).item()
     return row | {name: (numbers[name] / numbers["tokens"]).item() for name in SCORED}
+
+
+def _whole(without_nothing: Mapping[str, Tensor]) -> dict[str, float]:
+    """Loss and accuracy of the whole output, from the sums of an empty part."""
+    return {f"whole_{name}": (without_nothing[f"{name}_without"] / without_nothing["tokens"]).item() for name in WHOLE}
 
 
 def _parts_of(network: FrozenNetwork) -> Tensor:
@@ -160,29 +170,6 @@ def _effects_below(effects: Tensor, perturbed: Sequence[Tensor]) -> Tensor:
     return FloorsOfSums(summed, others, None).share_below().view(effects.shape[:-1])
 
 
-def _sums(model: Transformer, batch: Batch, mlp: str) -> dict[str, Tensor]:
-    """Sums over these sequences, or their scored tokens, of what the table's rows are means of; and the remainder."""
-    network = FrozenNetwork(model, batch.inputs, mlp)
-    lengths, state_BND, parts_TBND = network.by_length(), network.state_BND, _parts_of(network)
-    slope_BND = _slope(state_BND, batch.targets, model.read_out)
-    whole = score(model.read_out(state_BND), batch.targets)
-    left = [score(model.read_out(state_BND - part_BND), batch.targets) for part_BND in parts_TBND]
-    counted_BN = model.counted(batch.inputs)
-    sizes_TB, size_B = (frobenius_norm(without_absent(x, counted_BN)) for x in (parts_TBND, state_BND))
-    return {
-        "mass_T": torch.where(size_B > 0, sizes_TB / size_B, 0).sum(1),
-        "num_undefined": (size_B == 0).sum(),
-        "gradient_mass_T": (parts_TBND * slope_BND).flatten(1).sum(1),
-        "loss_without_T": torch.stack([score_without.loss for score_without in left]),
-        "accuracy_without_T": torch.stack([score_without.right for score_without in left]),
-        "loss": whole.loss,
-        "right": whole.right,
-        "tokens": whole.tokens,
-        "remainder": lengths.remainder().max(),
-        **_ranks(model, batch.inputs),
-    }
-
-
 def _ranks(model: Transformer, inputs: Tensor) -> dict[str, Tensor]:
     """Metrics of each head's attention weights, summed over sequences; (L, H) each."""
     attention = model.attentions[0]
@@ -210,19 +197,16 @@ def _of_modules(subject: Subject, options: Options) -> pd.DataFrame:
             lengths = read.sums(tape)
             state, remainder = lengths.state_BND, max(remainder, lengths.remainder)
             slope = None if chunk.targets is None else _slope(state, chunk.targets, _as_it_is)
-            parts = [*_parts(read, tape, lengths), (WHOLE, torch.zeros_like(state))]
+            parts = [*_parts(read, tape, lengths), (NOTHING, torch.zeros_like(state))]
             for row_key, part in parts:
-                numbers = _of_part(part, state, slope, chunk, read.counted(chunk))
-                before = sums.get(row_key, dict.fromkeys(numbers, 0))
-                sums[row_key] = {name: before[name] + number for name, number in numbers.items()}
-        whole, below = sums.pop(WHOLE), _below_floor_of(read, example, subject.seed)
+                numbers = _of_part(part, state, slope, chunk.targets, read.counted(chunk), _as_it_is)
+                _add(sums.setdefault(row_key, {}), numbers)
+        whole, below = _whole(sums.pop(NOTHING)), _below_floor_of(read, example, subject.seed)
         for ((kind, length, layer, head), numbers), of_part in zip(sums.items(), below, strict=True):
             count = counts.by_length[length] if kind == "length" else through[layer, head]
             axes = {"part": kind, "path_length": length, "layer": layer, "head": head, "num_paths": count}
             row = _row(axes, numbers, example.num_sequences) | of_part
-            for name in ("loss", "accuracy"):
-                row[f"whole_{name}"] = (whole[f"{name}_without"] / whole["tokens"]).item()
-            rows.append(row | {"weights": weights, "remainder": remainder})
+            rows.append(row | whole | {"weights": weights, "remainder": remainder})
     return pd.DataFrame(rows).assign(**subject.what_counts)
 
 
@@ -259,16 +243,26 @@ def _parts(read: ReadModule, tape: Tape, lengths: Sums) -> Iterator[tuple[tuple,
 
 
 def _of_part(
-    part: Tensor, state: Tensor, slope: Tensor | None, example: Example, counted_BN: Tensor | None
+    part: Tensor,
+    state: Tensor,
+    slope: Tensor | None,
+    targets: Tensor | None,
+    counted_BN: Tensor | None,
+    read_out: Callable[[Tensor], Tensor],
 ) -> dict[str, Tensor]:
     """Sums over sequences, or over their scored tokens, of what the table's rows are means of."""
     size_B, part_B = norms(without_absent(state, counted_BN), 0), norms(without_absent(part, counted_BN), 0)
     numbers = {"mass": torch.where(size_B > 0, part_B / size_B, 0).sum(), "num_undefined": (size_B == 0).sum()}
-    if slope is None or example.targets is None:
+    if slope is None or targets is None:
         return numbers | dict.fromkeys((*SCORED, "tokens"), torch.full((), float("nan")))
-    left = score(state - part, example.targets)
+    left = score(read_out(state - part), targets)
     numbers |= {"gradient_mass": (part * slope).sum(), "loss_without": left.loss, "accuracy_without": left.right}
     return numbers | {"tokens": left.tokens}
+
+
+def _add(total: dict[str, Tensor], numbers: dict[str, Tensor]) -> None:
+    """Add these sums to those before them, in place."""
+    total |= {name: total.get(name, 0) + number for name, number in numbers.items()}
 
 
 def digest(table: pd.DataFrame) -> str:
