@@ -8,6 +8,7 @@ import dataclasses
 import itertools
 import math
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -26,7 +27,6 @@ from rankbench.measures.paths import all_paths, sums_of_groups
 from rankbench.measures.recomputed_network import RecomputedNetwork
 from rankbench.measures.states import state_metrics
 from rankbench.model.network import run
-from rankbench.model.transformer import Transformer
 from rankbench.runs.tables import with_who
 
 # Float64, the same few hundred operations in another order.
@@ -59,31 +59,16 @@ def residual_options(*variants, sequences=5):
 
 
 @pytest.fixture(scope="session")
-def make_subject(model_config, sorting_task):
-    """subject(seed=3, kinds=..., **model keys): small networks with random weights, biases and norms, float64."""
+def make_subject(random_network):
+    """subject(seed=3, kinds=..., **keys of random_network): networks with random parameters; 61 train, 12 test."""
 
     def make(seed=3, kinds=("trained", "initialised"), **changes):
-        task = sorting_task(length=4, alphabet=5, label="value", train_size=61, test_size=12)
-        cfg = model_config(**{"name": "small", "layers": 3, "heads": 2, "width": 6, **changes})
-        models = {}
-        for number, kind in enumerate(kinds):
-            with torch.device("meta"):
-                model = Transformer(
-                    cfg, input_kind="tokens", num_inputs=task.num_inputs, num_outputs=task.num_outputs, length=4
-                )
-            models[kind] = randomised(model, 10 * seed + number)
-        train, test = (task.sample(size, torch.Generator().manual_seed(seed + size)) for size in (61, 12))
-        return Subject("a run", seed, task, train, test, models)
+        draws = [random_network(73, 10 * seed + number, **{"layers": 3, "width": 6, **changes}) for number in range(2)]
+        models, (_, batch) = {kind: model for kind, (model, _) in zip(kinds, draws, strict=False)}, draws[0]
+        task = SimpleNamespace(name="sorting", num_outputs=3)
+        return Subject("a run", seed, task, batch[:61], batch[61:], models)
 
     return make
-
-
-def randomised(model, seed):
-    model = model.to_empty(device="cpu").double().requires_grad_(False)
-    generator = torch.Generator().manual_seed(seed)
-    for parameter in model.parameters():
-        parameter.copy_(0.5 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
-    return model
 
 
 BARE = {"mlp": False, "mlp_skip": False, "norm": "none", "bias": False}
@@ -264,7 +249,7 @@ def test_baselines_by_hand(make_subject, sequences):
     inputs, targets = subject.test.inputs[:sequences], subject.test.targets[:sequences].tolist()
     logits = subject.network(inputs).tolist()
     tokens = [(b, n) for b in range(len(targets)) for n in range(4)]
-    right = [max(range(5), key=lambda c, z=logits[b][n]: z[c]) == targets[b][n] for b, n in tokens]
+    right = [max(range(3), key=lambda c, z=logits[b][n]: z[c]) == targets[b][n] for b, n in tokens]
     losses = [math.log(sum(map(math.exp, logits[b][n]))) - logits[b][n][targets[b][n]] for b, n in tokens]
     trained_on = subject.train.targets.tolist()
     (commonest, most), (_, next_most), *_ = Counter(itertools.chain(*trained_on)).most_common()
@@ -334,7 +319,7 @@ def test_without_values_paths_are_nothing_and_no_number_is_lost_but_the_ratio(ma
     assert exact.remainder.max() == 0
     # a sum of nothing reads out as the bias of the read-out
     bias = subject.network.read_out.bias
-    wanted = F.cross_entropy(bias.expand(48, 5), subject.test.targets.flatten()).item()
+    wanted = F.cross_entropy(bias.expand(48, 3), subject.test.targets.flatten()).item()
     assert table[used].loss.to_numpy() == pytest.approx(wanted, **EXACT)
 
 
