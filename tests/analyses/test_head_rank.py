@@ -169,12 +169,6 @@ def test_spectra_and_angles_are_those_of_the_whole_matrix(width):
         assert degrees.item() == pytest.approx(math.degrees(math.acos(cosine)), abs=1e-8)
 
 
-def test_the_angle_of_minus_a_projection_is_the_limit():
-    basis = torch.linalg.qr(normal(8, 6, 2)).Q[None]
-    _, angle = lipschitz_of_networks.spectra(-basis, basis)
-    assert angle.item() == pytest.approx(theory.angle_limit(6, 2), abs=1e-6)
-
-
 def subject_of(task, models, seed=0):
     train, test = (task.sample(size, torch.Generator().manual_seed(size)) for size in (400, 60))
     return Subject("a run", seed, task, train, test, models)
