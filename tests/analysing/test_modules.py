@@ -1,6 +1,5 @@
 """rankbench.analyses on torch modules that are not ours: what is found in them, and what is refused."""
 
-import re
 import weakref
 from dataclasses import replace
 
@@ -588,20 +587,29 @@ def npy(header):
 
 
 SHAPED = b"{'descr': '<f4', 'fortran_order': False, 'shape': %s, }"
+DAMAGED = r"x.npy: not an array of numbers \(.*\); write it with numpy.save$"
+REFUSED = [
+    ("none.npy", None, "no such file"),
+    ("texts.txt", b"a", "needs a tokenizer"),
+    ("table.csv", b"a", "allowed are .npy, .safetensors, .txt"),
+    ("torn.safetensors", b"a", "not readable"),
+    *(("x.npy", content, DAMAGED) for content in (b"", b"PK\x03\x04 and no zip", npy(b"(" * 110))),
+    ("x.npy", npy(b"{'descr': '<f4', 'fortran_ord"), DAMAGED),
+    *(("x.npy", npy(SHAPED % shape), DAMAGED) for shape in (b"(9, 3)", b"(2, -3)", b"(-1,)")),
+    ("x.npy", np.array([{"a": 1}], dtype=object), "not an array of numbers"),  # a pickle, which is not opened
+    ("x.npy", np.zeros((0, 4, 8)), r"x\.npy: inputs of shape \(0, 4, 8\); give a sequence or more$"),
+    ("x.npy", np.zeros((3, 0, 8)), r"x\.npy: inputs of shape \(3, 0, 8\); give a sequence or more$"),
+]
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        *(b"", b"PK\x03\x04 and no zip", npy(b"{'descr': '<f4', 'fortran_ord"), npy(b"(" * 110)),
-        *(npy(SHAPED % shape) for shape in (b"(9, 3)", b"(2, -3)", b"(-1,)")),
-    ],
-    ids=lambda content: repr(content[10:70]),
-)
-def test_a_damaged_npy_is_one_line(content, tmp_path):
-    (tmp_path / "x.npy").write_bytes(content)
-    with pytest.raises(ConfigError, match=r"x.npy: not an array of numbers \(.*\); write it with numpy.save$"):
-        read_inputs(str(tmp_path / "x.npy"))
+@pytest.mark.parametrize(("name", "content", "message"), REFUSED, ids=lambda given: repr(given)[:40])
+def test_inputs_refused(tmp_path, name, content, message):
+    if isinstance(content, bytes):
+        (tmp_path / name).write_bytes(content)
+    elif content is not None:
+        np.save(tmp_path / name, content, allow_pickle=True)
+    with pytest.raises(ConfigError, match=message):
+        read_inputs(str(tmp_path / name))
 
 
 def test_an_npy_larger_than_the_memory_is_one_line_with_its_size(tmp_path):
@@ -622,15 +630,6 @@ def test_numbers_that_overflow_inside_a_module_are_one_line(analysis, tmp_path):
     assert result.err.endswith("nan or infinite entries, all must be finite; check inputs and weights\n")
 
 
-@pytest.mark.parametrize("shape", [(0, 4, 8), (3, 0, 8)])
-def test_inputs_without_a_sequence_are_one_line(shape, tmp_path):
-    np.save(tmp_path / "x.npy", np.zeros(shape))
-    with pytest.raises(
-        ConfigError, match=rf"x\.npy: inputs of shape {re.escape(str(shape))}; give a sequence or more$"
-    ):
-        read_inputs(str(tmp_path / "x.npy"))
-
-
 def test_numbers_that_the_precision_does_not_reach_are_refused():
     example = as_example(torch.tensor([[1e300, -1.0, 0.0]], dtype=torch.float64), "x")
     assert example.to(torch.device("cpu"), torch.float64).args[0].max() == 1e300
@@ -642,28 +641,6 @@ def test_a_text_that_is_no_utf8_is_one_line(tmp_path):
     (tmp_path / "x.txt").write_bytes(b"caf\xe9\n")
     with pytest.raises(ConfigError, match=r"x\.txt: not a text in UTF-8"):
         read_inputs(str(tmp_path / "x.txt"), dict)
-
-
-def test_a_pickle_in_an_npy_is_not_opened(tmp_path):
-    np.save(tmp_path / "x.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
-    with pytest.raises(ConfigError, match="not an array of numbers"):
-        read_inputs(str(tmp_path / "x.npy"))
-
-
-@pytest.mark.parametrize(
-    "name, message",
-    [
-        ("none.npy", "no such file"),
-        ("texts.txt", "needs a tokenizer"),
-        ("table.csv", "allowed are .npy, .safetensors, .txt"),
-        ("torn.safetensors", "not readable"),
-    ],
-)
-def test_inputs_refused(tmp_path, name, message):
-    if name != "none.npy":
-        (tmp_path / name).write_text("a")
-    with pytest.raises(ConfigError, match=message):
-        read_inputs(str(tmp_path / name))
 
 
 def test_some_sequences_of_an_example(ids):
