@@ -203,17 +203,21 @@ def token_losses(outputs_BNC: Tensor, targets: Tensor, scored_BN: Tensor) -> Ten
 
 
 def majority_baselines(train: Batch, test: Batch, num_classes: int) -> dict[str, float]:
-    """Accuracy on `test` of the commonest training class, over all tokens and at each position; nan for regression."""
+    """Accuracy on `test` of the commonest training class, over all tokens and at each position; nan for regression.
+
+    At positions where nothing was trained, as in texts longer than any of training, it is the commonest of all.
+    """
     if train.targets.is_floating_point():
         return {"majority": float("nan"), "position_majority": float("nan")}
-    num_tokens = train.targets.shape[-1]
-    position_BN = torch.arange(num_tokens, device=train.targets.device).expand_as(train.targets)
+    num_tokens = max(batch.targets.shape[-1] for batch in (train, test))
+    position_BN = torch.arange(train.targets.shape[-1], device=train.targets.device).expand_as(train.targets)
     number_P = (position_BN * num_classes + train.targets)[is_scored(train.targets)]
     counts_NC = torch.bincount(number_P, minlength=num_tokens * num_classes).view(num_tokens, num_classes)
-    scored = is_scored(test.targets)
+    scored, commonest = is_scored(test.targets), counts_NC.sum(0).argmax()
+    at_position_N = torch.where(counts_NC.any(-1), counts_NC.argmax(-1), commonest)[: test.targets.shape[-1]]
     return {
-        "majority": float((test.targets == counts_NC.sum(0).argmax())[scored].double().mean()),
-        "position_majority": float((test.targets == counts_NC.argmax(-1))[scored].double().mean()),
+        "majority": float((test.targets == commonest)[scored].double().mean()),
+        "position_majority": float((test.targets == at_position_N)[scored].double().mean()),
     }
 
 
