@@ -26,7 +26,7 @@ from forked import fork
 from torch import nn
 
 import rankbench as rb
-from rankbench.plots.observed import FIGURES
+from rankbench.plots.training import FIGURES, OBSERVED_FIGURES
 from rankbench.report.jobs import find_runs
 from rankbench.report.report import gather
 from rankbench.runs import files
@@ -761,7 +761,7 @@ def test_compiled_and_wrapped_models_are_measured_as_they_are(tmp_path, inputs):
 @pytest.mark.further
 def test_a_report_draws_watched_trainings(tmp_path, inputs, monkeypatch):
     facets = []
-    for name, figure in FIGURES.items():
+    for name, figure in OBSERVED_FIGURES.items():
         monkeypatch.setitem(
             FIGURES, name, lambda rows, facet=None, draw=figure: facets.append(facet) or draw(rows, facet)
         )
@@ -772,12 +772,12 @@ def test_a_report_draws_watched_trainings(tmp_path, inputs, monkeypatch):
     gather(find_runs(str(tmp_path / "runs")), tmp_path)
     assert facets[-3:] == [None, None, None]  # one configuration, two seeds
     interrupted(tmp_path / "runs/2", inputs, 2)
-    assert {path.name for path in (tmp_path / "runs/0").glob("*.png")} == {f"{name}.png" for name in FIGURES}
+    assert {path.name for path in (tmp_path / "runs/0").glob("*.png")} == {f"{name}.png" for name in OBSERVED_FIGURES}
     (tmp_path / "report").mkdir()
     lines = gather(find_runs(str(tmp_path / "runs")), tmp_path / "report")
     assert lines[0] == "3 jobs, 2 finished, 1 interrupted"
     assert facets[-3:] == ["run", "run", "run"]  # run 2 has the seed of run 0 and may differ in what no config says
-    for name in FIGURES:
+    for name in OBSERVED_FIGURES:
         assert any((tmp_path / "report").glob(f"{name}*.svg"))
         joined = read_table(tmp_path / "report" / f"{name}.csv")
         assert joined.groupby("run").step.max().tolist() == [2, 2, 2]

@@ -10,7 +10,7 @@ from rankbench.config.keys import ConfigError, key
 from rankbench.measures.attention_matrices import ATTENTION_METRICS
 from rankbench.measures.lipschitz_of_networks import HEAD_METRICS, LIPSCHITZ_METRICS
 from rankbench.measures.states import STATE_METRICS
-from rankbench.plots.dynamics import draw_dynamics
+from rankbench.plots.training import draw_dynamics
 from rankbench.runs.tables import mean_of_seeds
 
 METRICS = [*STATE_METRICS, *ATTENTION_METRICS, *HEAD_METRICS, *LIPSCHITZ_METRICS]

@@ -35,7 +35,7 @@ from rankbench.model.undisturbed import changed_by, hooked, undisturbed
 from rankbench.observing.folder import STEPS, Table, begin, check_folder, config_of, identity, observed_steps
 from rankbench.observing.measured import MEASURES, STATES, rows_by_table, subject_of
 from rankbench.observing.triage import SIGNS, Stopped, Triage
-from rankbench.plots.observed import FIGURES
+from rankbench.plots.training import OBSERVED_FIGURES
 from rankbench.runs.files import OUTPUTS, write_json
 from rankbench.runs.run import OBSERVED, Run
 from rankbench.runs.summary import FORMAT
@@ -310,7 +310,7 @@ class Observer:
     def draw(self, kinds: tuple[str, ...] = (".png",)) -> list[Path]:
         """Draw the tables so far, in files of these kinds (.png, .pdf, .svg); returns the files."""
         files: list[Path] = []
-        for name, figure in FIGURES.items() if os.getpid() == self._process else ():
+        for name, figure in OBSERVED_FIGURES.items() if os.getpid() == self._process else ():
             if (self.folder / f"{name}.csv").exists() and len(table := Run(self.folder).table(name)):
                 (written,) = plots.save_pages([(figure(table), "")], self.folder / name, kinds).values()
                 files += written

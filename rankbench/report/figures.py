@@ -1,6 +1,5 @@
 """The figures of a report with their captions: final numbers, chosen columns, analyses, and watched trainings."""
 
-from collections import ChainMap
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,10 +11,9 @@ from rankbench.analysing.runner import draw
 from rankbench.config.keys import ConfigError, check_known
 from rankbench.config.schema import FigureKeys, StudyKeys
 from rankbench.plots.differences import draw_differences
-from rankbench.plots.observed import FIGURES as OBSERVED_FIGURES
 from rankbench.plots.pages import MOST_PANELS, joined, pages_of_analysis, pages_of_final_numbers
 from rankbench.plots.sweep import column_in_words, draw_scatter, draw_sweep
-from rankbench.plots.training import draw_metrics
+from rankbench.plots.training import FIGURES
 from rankbench.report.differences import BY_SEED
 from rankbench.report.study import (
     axes_of,
@@ -35,7 +33,6 @@ OVER = {  # kinds of rank correlations, in words
     "seeds": "over the seeds of a configuration, with its 95 % interval",
 }
 MOST_PANELS_OVER_STEPS = 6  # in a figure of a watched training, which has a row of panels for each value
-FIGURES = ChainMap(OBSERVED_FIGURES, {"metrics": draw_metrics})  # over the steps of a training
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,10 @@ from rankbench import plots
 from rankbench.analyses import ANALYSES
 from rankbench.plots.figure import empty_figure
 from rankbench.plots.marks import BELOW, FLOOR, spread
-from rankbench.plots.observed import draw_observed_weights
 from rankbench.plots.paths import SCHEMES
 from rankbench.plots.residual import AFTER_ALL
 from rankbench.plots.spectrum import draw_spectrum
-from rankbench.plots.training import draw_metrics
+from rankbench.plots.training import draw_metrics, draw_observed_weights
 from rankbench.runs.tables import mean_and_spread, read_table, write_table
 
 ROOT = Path(__file__).resolve().parents[2]
