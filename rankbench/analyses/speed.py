@@ -16,7 +16,7 @@ from torch import nn
 from rankbench.analyses.analysis import Analysis, Subject
 from rankbench.config.keys import key
 from rankbench.model import initial_model
-from rankbench.plots.speed import draw_speed
+from rankbench.plots.curves import draw_speed
 from rankbench.runs.machine import seconds_of
 from rankbench.runs.tables import mean_of_seeds, over_seeds
 from rankbench.tasks.task import Batch, is_scored, score
