@@ -4,8 +4,7 @@ Each subject has a module; every figure is drawn from its CSV file alone.
 """
 
 from rankbench.plots.captions import caption_of
-from rankbench.plots.columns import fit
-from rankbench.plots.figure import KINDS, Figure, save, save_pages, show_in_notebook
+from rankbench.plots.figure import KINDS, Figure, fit, save, save_pages, show_in_notebook
 from rankbench.plots.marks import tick
 from rankbench.plots.pages import Page
 from rankbench.plots.style import check_style, drawn_with
