@@ -1,4 +1,5 @@
-"""The figures of a sweep: numbers of its runs against the keys that varied, and against each other."""
+"""The figures of a sweep: numbers of its runs against the keys that varied, and against each other; and differences
+between its configurations and their baseline."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,14 +8,18 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from rankbench.plots.figure import empty_figure, height_of_panels, styled, title
 from rankbench.plots.marks import FEW_SEEDS, is_wide, spans_orders, spread, tick, ticks, with_legend
 from rankbench.plots.names import in_a_paper, key_in_words, settings_of
 from rankbench.plots.style import GREY, colour_of, dashes_of, marker_of, panel_size
+from rankbench.runs.intervals import LEVEL
 from rankbench.runs.tables import booleans_as_words, mean_and_spread, over_seeds
 
 MOST_NAMED = 12  # configurations that each have a colour and a name in a scatter plot
+# Inches, in the figure of differences: a configuration's row, the title and the axis of a panel, and the legend
+ROW, AROUND, LEGEND_HEIGHT = 0.21, 0.75, 0.35
 
 
 @styled
@@ -127,6 +132,35 @@ def draw_scatter(
     return with_legend(figure, grid)
 
 
+@styled
+def draw_differences(table: pd.DataFrame) -> Figure:
+    """Differences from the baseline with their 95 % intervals: a panel for each column of numbers, a row for each
+    configuration. Marks are filled where p is below 0.05 after Holm's method."""
+    keys = list(table.columns[: table.columns.get_loc("baseline")])
+    table = table.assign(name=settings_of(table, keys).map(in_a_paper))
+    names, columns = list(dict.fromkeys(table.name)), list(dict.fromkeys(table.column))
+    figure, grid = _grid_of(len(columns), ROW * len(names) + AROUND, LEGEND_HEIGHT, share_x=False)
+    for axes, column in zip(grid.flat, columns, strict=False):
+        rows = table[table.column == column]
+        is_shown = rows.p_holm < 2 * LEVEL
+        for part, face, label in (
+            (rows[is_shown], colour_of(0), "p < 0.05 after Holm"),
+            (rows[~is_shown], "white", "p of 0.05 or more, or no interval"),
+        ):
+            if len(part):
+                ends = np.stack([part.difference - part.low95, part.high95 - part.difference])
+                style: dict[str, Any] = {"fmt": "o", "color": colour_of(0), "markerfacecolor": face}
+                style |= {"capsize": 2, "elinewidth": 0.8, "label": label}
+                axes.errorbar(part.difference, part.name.map(names.index), xerr=ends, **style)
+        axes.axvline(0, color=GREY, linewidth=1, linestyle="--", zorder=1)
+        axes.set_title(title(column_in_words(column)))
+        axes.set_xlabel("difference from the baseline")
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+        axes.set_ylim(len(names) - 0.5, -0.5)
+        axes.set_yticks(range(len(names)), names)
+    return with_legend(figure, grid)
+
+
 def _in_words(correlations: list[dict[str, Any]]) -> Iterator[str]:
     """The rank correlations of a panel with their intervals, as lines of its title."""
     for row in correlations:
@@ -189,16 +223,24 @@ def _x_axis(axes: Axes, values: pd.Series, words: list | None, is_log: bool) -> 
 
 
 def _panels(table: pd.DataFrame, facet: str | None, share_x: bool = True) -> tuple[Figure, np.ndarray, list]:
-    """An empty figure with a panel for each value of the facet, up to three side by side; and (value, rows) of each."""
+    """An empty figure with a panel for each value of the facet; and (value, rows) of each."""
     is_ordered = facet is not None and pd.api.types.is_numeric_dtype(table[facet])
     facets = list(table.groupby(facet, sort=is_ordered)) if facet else [("", table)]
-    columns = min(len(facets), 3)
-    rows = -(-len(facets) // columns)
-    figure = empty_figure(panel_size()[0] * columns, height_of_panels(rows) * rows + 0.5)
+    return *_grid_of(len(facets), share_x=share_x), facets
+
+
+def _grid_of(
+    count: int, height: float | None = None, around: float = 0.5, share_x: bool = True
+) -> tuple[Figure, np.ndarray]:
+    """An empty figure with so many panels, up to three side by side. height: of a panel; None: that of the style.
+    around: height of what is outside of the panels, in inches, too."""
+    columns = min(count, 3)
+    rows = -(-count // columns)
+    figure = empty_figure(panel_size()[0] * columns, (height or height_of_panels(rows)) * rows + around)
     grid = figure.subplots(rows, columns, squeeze=False, sharex=share_x, sharey=True)
-    for axes in list(grid.flat)[len(facets) :]:
+    for axes in list(grid.flat)[count:]:
         axes.set_visible(False)
-    return figure, grid, facets
+    return figure, grid
 
 
 def _in_order(values: pd.Series) -> list:

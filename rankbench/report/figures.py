@@ -10,9 +10,8 @@ from rankbench.analyses import ANALYSES
 from rankbench.analysing.runner import draw
 from rankbench.config.keys import ConfigError, check_known
 from rankbench.config.schema import FigureKeys, StudyKeys
-from rankbench.plots.differences import draw_differences
 from rankbench.plots.pages import MOST_PANELS, joined, pages_of_analysis, pages_of_final_numbers
-from rankbench.plots.sweep import column_in_words, draw_scatter, draw_sweep
+from rankbench.plots.sweep import column_in_words, draw_differences, draw_scatter, draw_sweep
 from rankbench.plots.training import FIGURES
 from rankbench.report.differences import BY_SEED
 from rankbench.report.study import (

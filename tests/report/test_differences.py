@@ -9,7 +9,7 @@ from scipy import stats
 from rankbench.commands.compose import compose
 from rankbench.config.keys import ConfigError
 from rankbench.config.schema import StudyKeys
-from rankbench.plots.differences import draw_differences
+from rankbench.plots.sweep import draw_differences
 from rankbench.report.differences import MOST_LINES, baseline_in, differences, printed, sentences
 from rankbench.report.jobs import find_runs
 from rankbench.report.report import check_study, gather
