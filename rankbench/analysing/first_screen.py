@@ -7,7 +7,7 @@ import pandas as pd
 
 from rankbench.analyses import Subject
 from rankbench.analyses.residual import disagreements
-from rankbench.plots.overview import frozen_lengths
+from rankbench.plots.residual import frozen_lengths
 from rankbench.runs.tables import last_of_layer, thinned
 
 WIDTH = 80  # characters of a terminal

@@ -33,7 +33,7 @@ from rankbench.judging import (
 from rankbench.judging.claim import NOTHING
 from rankbench.model import skeleton
 from rankbench.model.kinds import kinds_of_task
-from rankbench.plots.overview import draw_overview
+from rankbench.plots.residual import draw_overview
 from rankbench.plots.training import draw_metrics
 from rankbench.progress import bar
 from rankbench.runs.files import write_json, write_text

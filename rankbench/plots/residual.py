@@ -1,17 +1,21 @@
-"""The figure of the analysis `residual`."""
+"""The figure of the analysis `residual`, and one of a network that is not ours, with residual, rank and paths."""
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from rankbench.plots.figure import grid_of, in_words, styled, title
-from rankbench.plots.marks import floor, line, log_y, whole_numbers, with_legend
-from rankbench.plots.style import INK
+from rankbench.plots.figure import empty_figure, grid_of, in_words, of_weights_in_words, styled, title
+from rankbench.plots.marks import floor, line, log_y, spans_orders, whole_numbers, with_legend
+from rankbench.plots.style import INK, panel_size
 from rankbench.runs.tables import last_of_layer
 
 AFTER_ALL = "residual behind the last layer over that of the input"  # a published series
 APART = "all tokens and another view differ by more than a factor of 2"
+RESIDUAL = r"relative residual $\|R\|_{1,\infty}/\|X\|_{1,\infty}$"
+# panels of the overview
+METRICS = {"relative_residual": RESIDUAL, "effective_rank": "effective rank"}
+SHARES = {"norm_share": "share of the size of all sums", "path_share": "share of the number of paths"}
 
 
 @styled
@@ -38,7 +42,7 @@ def draw_residual(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
             axes.set_title(title(f"{kind} weights", label))
             whole_numbers(axes, "layer (0: embedding)")
             floor(axes, rows[rows.weights == kind].groupby("layer").relative_noise_floor.max())
-        row[0].set_ylabel(r"relative residual $\|R\|_{1,\infty}/\|X\|_{1,\infty}$")
+        row[0].set_ylabel(RESIDUAL)
     log_y(grid[0][0])
     return with_legend(figure, grid)
 
@@ -79,3 +83,38 @@ def _mark_apart(axes: Axes, rows: pd.DataFrame) -> None:
     """A cross where all tokens and another view differ by more than a factor of 2: a few tokens decide there."""
     if "view" in rows and len(apart := views_apart(rows)):
         axes.plot(apart.layer, apart["all"], "x", color=INK, markersize=8, zorder=3, label=APART)
+
+
+def frozen_lengths(paths: pd.DataFrame) -> pd.DataFrame:
+    """The sums of all frozen paths of each length, of the first kind of weights, from the table of `paths`."""
+    lengths = paths[(paths.scheme == "frozen") & (paths.selection == "all")]
+    return lengths if "weights" not in lengths else lengths[lengths.weights == lengths.weights.iloc[0]]
+
+
+@styled
+def draw_overview(residual: pd.DataFrame, paths: pd.DataFrame, heading: str) -> Figure:
+    """Relative residual and effective rank by layer, a line for each kind of weights, and for each view of the tokens
+    that differs by more than a factor of 2 in the residual; and the share of frozen paths by length."""
+    states = last_of_layer(residual)
+    states = with_lines_of_views(states[states.variant == "full"].assign(variant=""))
+    states = states.assign(line=states.weights.map(of_weights_in_words) + states.line)
+    width, height = panel_size()
+    figure = empty_figure(2.4 * width, 0.9 * height + 0.9)
+    grid = figure.subplots(1, 3, squeeze=False)
+    of_layers, of_lengths = grid[0, :2], grid[0, 2]
+    for axes, (metric, name) in zip(of_layers, METRICS.items(), strict=True):
+        for number, label in enumerate(states.line.unique()):
+            line(axes, states[states.line == label], "layer", metric, label, number)
+        axes.set_ylim(0, 1.05 * states[metric].max())
+        axes.set_title(name)
+        whole_numbers(axes, "layer (0: embedding)")
+    if spans_orders(states.relative_residual):
+        of_layers[0].autoscale(axis="y")
+        log_y(of_layers[0])
+    for number, (column, name) in enumerate(SHARES.items(), states.line.nunique()):
+        line(of_lengths, frozen_lengths(paths), "path_length", column, name, number)
+    of_lengths.set_ylim(bottom=0)
+    of_lengths.set_title("frozen paths")
+    whole_numbers(of_lengths, "path length (heads used)")
+    figure.suptitle(heading, fontsize="medium")
+    return with_legend(figure, grid)
