@@ -48,7 +48,10 @@ READING = (
     "setting; a verdict that turns round is undecided."
 )
 
-
+# Columns of a paper's table of claims
+COLUMNS = ["claim", "outcome", "num_held", "num_settings", "held_after_holm", "replicated", "threshold", "distance"]
+COLUMNS += ["scale"]
+RENAMED = {"num_held": "settings held", "num_settings": "settings", "held_after_holm": "held after Holm"}
 THRESHOLDS = (
     "threshold: where it is neither the sign of a difference nor a number of the source, it is ours. distance: of the "
     "number that speaks most against the claim from the threshold, negative beyond it."
@@ -268,7 +271,8 @@ def _paper_page(
         yield from _preset(board, folder)
     if claims:
         yield "## Claims\n"
-        table = markdown(pd.DataFrame([_row_of_claim(row) for row in claims]))
+        table = pd.DataFrame(claims).assign(threshold=list(map(threshold_text, claims)))
+        table = markdown(table[COLUMNS].rename(columns=RENAMED))
         yield _folded(f"{len(claims)} claims in a table", f"{table}\n{THRESHOLDS}")
     for row in claims:
         yield from _claim(row, home)
@@ -294,20 +298,6 @@ def _counts_in_words(claims: list[dict[str, Any]]) -> str:
 def _folded(summary: str, text: str) -> str:
     """Markdown that is shown on demand."""
     return f"<details><summary>{summary}</summary>\n\n{text}\n</details>\n"
-
-
-def _row_of_claim(row: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "claim": row["claim"],
-        "outcome": row["outcome"],
-        "settings held": row["num_held"],
-        "settings": row["num_settings"],
-        "held after Holm": row["held_after_holm"],
-        "replicated": row["replicated"],
-        "threshold": threshold_text(row),
-        "distance": row["distance"],
-        "scale": row["scale"],
-    }
 
 
 def _claim(row: dict[str, Any], home: dict[str, str]) -> Iterator[str]:
