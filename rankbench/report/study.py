@@ -193,16 +193,11 @@ def _narrowed(
         by = [*OF_RUN, *axes, *(other for other in _differing(rows, [*OF_RUN, *axes], column) if other != name)]
         means = rows.groupby(by, dropna=False)[column].transform("mean")
         return rows.assign(**{column: means}).drop_duplicates(by).drop(columns=name)
-    return rows[_meets(rows, name, wanted, within)]
-
-
-def _meets(rows: pd.DataFrame, name: str, wanted: str, within: list[str]) -> pd.Series:
     is_number = pd.api.types.is_numeric_dtype(rows[name])
-    if wanted not in ("first", "last"):
-        return rows[name] == (pd.to_numeric(wanted, errors="coerce") if is_number else wanted)
-    if is_number:
-        return rows[name] == rows.groupby(within, dropna=False)[name].transform("max" if wanted == "last" else "min")
-    return rows[name] == rows.groupby(within, dropna=False)[name].transform(wanted)
+    if wanted in ("first", "last"):
+        which = {"first": "min", "last": "max"}[wanted] if is_number else wanted
+        return rows[rows[name] == rows.groupby(within, dropna=False)[name].transform(which)]
+    return rows[rows[name] == (pd.to_numeric(wanted, errors="coerce") if is_number else wanted)]
 
 
 def _differing(rows: pd.DataFrame, by: list[str], column: str) -> list[str]:
