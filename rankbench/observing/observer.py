@@ -312,8 +312,7 @@ class Observer:
         files: list[Path] = []
         for name, figure in OBSERVED_FIGURES.items() if os.getpid() == self._process else ():
             if (self.folder / f"{name}.csv").exists() and len(table := Run(self.folder).table(name)):
-                (written,) = plots.save_pages([(figure(table), "")], self.folder / name, kinds).values()
-                files += written
+                files += plots.save(figure(table), self.folder / name, kinds)
         return files
 
     def close(self) -> None:
