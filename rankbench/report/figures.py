@@ -67,7 +67,6 @@ def final_pages(
     Keys that are neither x, series nor facet are panels, too; if the user chose both series and facet, the figure
     averages over them.
     """
-    keys = [key for key in keys if key in seeds and key not in ("run", "seed")]
     done = seeds[is_done(seeds)]
     value = final_value(done)
     if value is None or not keys:
@@ -106,7 +105,6 @@ def draw_study(
     captions: dict[str, str] = {}
     correlations = []
     chosen, folder = how.chosen, how.folder
-    keys = [key for key in keys if key not in ("run", "seed")]
     wheres = {value: rows_that_count(chosen, rows) for value, rows in studied.items()}
     for value, rows in studied.items():
         column, axes, stem = column_of(rows, value), axes_of(chosen, keys, rows), value.replace(".", "_")

@@ -178,10 +178,10 @@ def _final_numbers(jobs: list[Path], keys: list[str], statuses: dict[Path, str] 
     return pd.DataFrame(rows)
 
 
-def summarise(seeds: pd.DataFrame, keys: list[str], more: Iterable[str] = ()) -> pd.DataFrame:
-    """Final test accuracy and losses by the varied keys, over the seeds of finished jobs: mean, interval, best. more:
-    further columns, with mean and interval."""
-    axes = [key for key in keys if key in seeds and key not in ("run", "seed")] or ["task", "model"]
+def summarise(seeds: pd.DataFrame, axes: list[str], more: Iterable[str] = ()) -> pd.DataFrame:
+    """Final test accuracy and losses by the varied keys, over the seeds of finished jobs: mean, interval, best. axes:
+    the keys, without the seed; none: task and model. more: further columns, with mean and interval."""
+    axes = axes or ["task", "model"]
     done = seeds[is_done(seeds)]
     summary = None
     best_of = {"test_accuracy": "largest", "valid_loss": "smallest", "test_loss": "smallest"}

@@ -105,17 +105,17 @@ def gather(
     lines = [*_states_of(joined), *_plugins_not_named(jobs), f"-> {folder / 'sweep.csv'}"]
     wheres = {value: words for value, rows in studied.items() if (words := rows_that_count(chosen, rows))}
     lines += [f"{value}: {words}" for value, words in wheres.items()]
-    summary = summarise(seeds, keys, (value for value in studied if "." in value))
+    axes = [key for key in keys if key not in OF_RUN]
+    summary = summarise(seeds, axes, (value for value in studied if "." in value))
     lines += _write_summary(summary, studied, folder)
-    axes = [key for key in keys if key in seeds and key not in OF_RUN]
-    compared, in_words = _differences(seeds, summary, axes, baseline)
-    lines += _write_differences(compared, in_words, baseline, folder)
+    compared, in_words, lines_of_differences = _differences(seeds, summary, axes, baseline, folder)
+    lines += lines_of_differences
     configs = [config_of(job) for job in jobs]
-    claims, facets = _claims_of(configs, tables), [key for key in keys if key not in OF_RUN]
+    claims = _claims_of(configs, tables)
     how = Drawing(folder, chosen, statistic, column, _figure_published(configs))
     captions = _drawn(seeds, studied, compared, tables, keys, how)
     lines += [f"-> {folder / name}.png, .pdf and .svg" for name in captions]
-    lines += judge_all(claims, tables, folder, facets)
+    lines += judge_all(claims, tables, folder, axes)
     write_page(
         folder,
         {names[job]: (job, statuses[job], values) for job, values in values_by_job(jobs, keys).items()},
@@ -142,19 +142,19 @@ def _drawn(
     how: Drawing,
 ) -> dict[str, str]:
     """Draw all figures of a report, and write the joined tables; returns the figures' captions by file name."""
-    done, chosen = seeds[is_done(seeds)], how.chosen
-    captions = draw_study(studied, done, keys, how, final_value(done))
+    done, chosen, axes = seeds[is_done(seeds)], how.chosen, [key for key in keys if key not in OF_RUN]
+    captions = draw_study(studied, done, axes, how, final_value(done))
     # only figures of the study can have columns of tables as x, series or facet
     elsewhere: dict[str, Any] = {place: None for place, key in chosen.places.items() if key not in keys}
     how = replace(how, chosen=replace(chosen, **elsewhere))
-    captions |= draw_final(seeds, keys, how)
+    captions |= draw_final(seeds, axes, how)
     if len(compared):
         where = "; ".join(filter(None, dict.fromkeys(rows_that_count(chosen, rows) for rows in studied.values())))
         captions |= draw_differences_in_parts(read_table(how.folder / "differences.csv"), where, how)
     for name, table in tables.items():
         write_table(table, how.folder / f"{name}.csv")
     over_steps_first = {name: tables[name] for name in ("metrics", *OBSERVED, *tables) if name in tables}
-    return captions | draw_tables(over_steps_first, [key for key in keys if key not in OF_RUN], how)
+    return captions | draw_tables(over_steps_first, axes, how)
 
 
 def _plugins_not_named(jobs: list[Path]) -> list[str]:
@@ -174,21 +174,19 @@ def _write_summary(summary: pd.DataFrame, studied: dict[str, pd.DataFrame], fold
 
 
 def _differences(
-    seeds: pd.DataFrame, summary: pd.DataFrame, axes: list[str], baseline: str | None
-) -> tuple[pd.DataFrame, list[str]]:
-    """The differences from the baseline, and what they say."""
+    seeds: pd.DataFrame, summary: pd.DataFrame, axes: list[str], baseline: str | None, folder: Path
+) -> tuple[pd.DataFrame, list[str], list[str]]:
+    """Write the differences from the baseline; returns them, what they say, and lines for the reader."""
     done = seeds[is_done(seeds)]
     measured = [name.removesuffix("_mean") for name in summary if name.endswith("_mean")] if axes else []
     reference = baseline_in(baseline, (done if baseline is None else seeds)[axes])
     compared = differences(done, axes, measured, reference)
-    return compared, sentences(compared, axes, reference)
-
-
-def _write_differences(compared: pd.DataFrame, in_words: list[str], baseline: str | None, folder: Path) -> list[str]:
-    if len(compared):
-        write_table(compared, folder / "differences.csv")
-        return [*printed(in_words), f"-> {folder / 'differences.csv'}"]
-    return [] if baseline is None else [f"report.baseline={baseline}: no finished seeds to compare it with"]
+    in_words = sentences(compared, axes, reference)
+    if compared.empty:
+        lines = [] if baseline is None else [f"report.baseline={baseline}: no finished seeds to compare it with"]
+        return compared, in_words, lines
+    write_table(compared, folder / "differences.csv")
+    return compared, in_words, [*printed(in_words), f"-> {folder / 'differences.csv'}"]
 
 
 def _claims_of(configs: list[dict[str, Any]], tables: dict[str, pd.DataFrame]) -> list[str]:
