@@ -11,21 +11,18 @@ import rankbench as rb
 from rankbench.observing.triage import LOOKS, Triage
 
 pytestmark = pytest.mark.usefixtures("unpainted", "rounded_once")
+INPUTS = torch.randint(7, (4, 6), generator=torch.Generator().manual_seed(0))
 
 
 def rows(rank: float, below: float = 0.0) -> list[dict]:
     """Rows of the states of two layers in two views; only the last layer, with all tokens as they are, counts."""
-    return [
-        {
-            "view": view,
-            "layer": layer,
-            "effective_rank": rank if counts else 9.0,
-            "below_floor": below if counts else 0.0,
-        }
+    table = [
+        {"view": view, "layer": layer, "effective_rank": 9.0, "below_floor": 0.0}
         for view in ("all", "unit_length")
         for layer in (0, 1, 2)
-        for counts in [view == "all" and layer == 2]
     ]
+    table[2] |= {"effective_rank": rank, "below_floor": below}
+    return table
 
 
 def seen(*looks: list[dict]) -> tuple[dict[str, int], list[str]]:
@@ -72,9 +69,8 @@ def watched(folder, stop=()):
     """The number of steps of a training that halves the weight at each; and its watch."""
     torch.manual_seed(0)
     model, steps = Halving(), 0
-    inputs = torch.randint(7, (4, 6))
     optimizer = torch.optim.SGD(model.layers.parameters(), lr=0.5)
-    with rb.observe(model, inputs, optimizer=optimizer, every=1, out=folder, measures=["states"], stop=stop) as watch:
+    with rb.observe(model, INPUTS, optimizer=optimizer, every=1, out=folder, measures=["states"], stop=stop) as watch:
         for _ in range(12):
             steps += 1
             optimizer.zero_grad()
@@ -103,10 +99,7 @@ def test_a_continued_watch_remembers_its_looks(tmp_path):
     with torch.no_grad():
         for layer in model.layers:
             layer.weight.fill_(1e-3)
-    torch.manual_seed(0)
-    Halving()
-    inputs = torch.randint(7, (4, 6))
-    with rb.observe(model, inputs, every=1, out=tmp_path / "watched", measures=["states"]) as watch:
+    with rb.observe(model, INPUTS, every=1, out=tmp_path / "watched", measures=["states"]) as watch:
         assert list(watch.signs) == ["half"] and watch.num_steps == 12
 
 
@@ -125,5 +118,5 @@ def test_a_model_without_states_cannot_be_stopped_at_their_signs(tmp_path):
 )
 def test_what_cannot_stop_a_training_is_refused(words, message, tmp_path):
     with pytest.raises(rb.ConfigError, match=message):
-        rb.observe(Halving(), torch.randint(7, (4, 6)), out=tmp_path / "watched", **words)
+        rb.observe(Halving(), INPUTS, out=tmp_path / "watched", **words)
     assert not (tmp_path / "watched").exists()
