@@ -6,7 +6,6 @@ import pytest
 from hand_written import write_run
 from scipy import stats
 
-from rankbench.commands.compose import compose
 from rankbench.config.keys import ConfigError
 from rankbench.config.schema import StudyKeys
 from rankbench.plots.sweep import draw_differences
@@ -190,9 +189,3 @@ def test_values_of_configs_and_of_tables_are_the_same_words():
     for row in range(3):
         assert baseline_in(None, configs[row:]) == baseline_in(None, tables[row:])
     assert baseline_in("a=1e6", tables) == {"a": "1000000"}
-
-
-def test_the_words_of_the_command_line():
-    cfg = compose("report", "report.baseline=model.attention=dot,model.layers=2")
-    assert cfg.report.baseline == "model.attention=dot,model.layers=2"
-    assert compose("report").report.baseline is None

@@ -1,27 +1,23 @@
 """rankbench.report.report: the tables of a sweep's jobs as one, checked against tables written by hand."""
 
-import json
-
 import pandas as pd
 import pytest
-import yaml
+from hand_written import write_run
 
 from rankbench.report.report import gather_sweep
 
 pytestmark = pytest.mark.usefixtures("unpainted")
 ROWS = {"task": "sorting", "model": "san", "seed": [0, 1], "weights": "trained", "variant": "full", "layer": [0, 1]}
-CONFIG = {"task": {"name": "sorting"}, "seed": 0}
-ROWS |= {"sublayer": ["input", "attention"], "relative_noise_floor": 2.0**-52, "relative_residual": [0.5, 0.25]}
+ROWS |= {"sublayer": ["input", "attention"], "relative_noise_floor": 2.0**-52}
 
 
-def job(sweep, number, heads, table=True):
-    folder = sweep / str(number)
-    folder.mkdir()
-    (folder / "config.yaml").write_text(yaml.safe_dump(CONFIG | {"model": {"name": "san", "heads": heads}}))
-    if table:
-        frame = pd.DataFrame({"run": str(number), **ROWS})
-        frame["relative_residual"] *= heads
-        frame.to_csv(folder / "residual.csv", index=False)
+def job(sweep, number, heads):
+    residual = {"run": str(number), **ROWS, "relative_residual": [0.5 * heads, 0.25 * heads]}
+    return write_run(sweep / str(number), config_of(heads), residual=residual)
+
+
+def config_of(heads):
+    return {"task": {"name": "sorting"}, "seed": 0, "model": {"name": "san", "heads": heads}}
 
 
 def test_rows_of_all_jobs_with_the_varied_key(tmp_path):
@@ -39,7 +35,7 @@ def test_rows_of_all_jobs_with_the_varied_key(tmp_path):
 
 
 def test_a_job_without_a_table_is_left_out(tmp_path):
-    job(tmp_path, 0, heads=1, table=False)
+    write_run(tmp_path / "0", config_of(1))
     job(tmp_path, 1, heads=2)
     (tmp_path / "2").mkdir()  # failed before it had a config
     gather_sweep(tmp_path, ["model.heads"])
@@ -53,11 +49,10 @@ def test_nothing_to_gather_writes_nothing(tmp_path):
 
 
 def test_jobs_are_listed_with_their_status_and_final_numbers(tmp_path):
-    for number, status in enumerate(["finished", "diverged", None]):
-        job(tmp_path, number, heads=number + 1, table=False)
-        if status:
-            seeds = [{"seed": seed, "status": status, "steps": 5, "test_accuracy": seed / 2} for seed in (0, 1)]
-            (tmp_path / str(number) / "summary.json").write_text(json.dumps({"status": status, "seeds": seeds}))
+    seeds = [{"steps": 5, "test_accuracy": seed / 2} for seed in (0, 1)]
+    for number, status in enumerate(["finished", "diverged", "absent"]):
+        write_run(tmp_path / str(number), config_of(number + 1), seeds, status)
+    (tmp_path / "2" / "summary.json").unlink()
     lines = gather_sweep(tmp_path, ["model.heads"])
     assert lines[:3] == ["3 jobs, 1 finished, 1 diverged, 1 absent", "1: diverged", "2: absent"]
     table = pd.read_csv(tmp_path / "sweep.csv")

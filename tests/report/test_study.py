@@ -103,12 +103,7 @@ def test_a_column_of_the_table_can_be_the_axis(home, tmp_path, unpainted_here):
 @pytest.mark.parametrize(
     ("value", "where", "x", "said"),
     [
-        (
-            ["residual.effective_rank"],
-            "weights=trained,layer=mean",
-            "dtyp",
-            "no key of these runs, did you mean dtype?",
-        ),
+        (["residual.effective_rank"], "layer=mean", "dtyp", "no key of these runs, did you mean dtype?"),
         (["effective_rank"], None, None, "give it with its table, as in residual.effective_rank"),
         (["spectrum.share"], None, None, "no run has a table spectrum; measure one run with `rankbench analyze"),
         (["residual.effective_rnk"], None, None, "did you mean residual.effective_rank?"),
@@ -132,8 +127,13 @@ def test_what_cannot_be_drawn_is_refused_before_anything_is_written(home, value,
 
 
 def test_the_words_of_the_command_line():
-    cfg = compose("report", "report.value=residual.effective_rank", f"report.where={WHERE}")
+    words = ["report.value=residual.effective_rank", f"report.where={WHERE}"]
+    cfg = compose("report", *words, "report.baseline=model.attention=dot,model.layers=2")
     assert (cfg.report.value, cfg.report.where) == (["residual.effective_rank"], WHERE)
+    assert cfg.report.baseline == "model.attention=dot,model.layers=2" and compose("report").report.baseline is None
+    # plot takes the path of a table as it is printed
+    cfg = compose("plot", "a/3_model=san,model.heads=2/residual.csv", "plot.column=single")
+    assert (cfg.table, cfg.plot.column) == ("a/3_model=san,model.heads=2/residual.csv", "single")
 
 
 def test_a_condition_on_numbers_compares_numbers_and_first_is_of_each_run():
@@ -296,11 +296,6 @@ def test_a_table_that_cannot_be_drawn_is_refused(home, name, x, said):
     with pytest.raises(ConfigError) as refusal:
         drawable(home / "report" / name, StudyKeys(x))
     assert said in str(refusal.value)
-
-
-def test_plot_takes_the_path_of_a_table_as_it_is_printed():
-    cfg = compose("plot", "a/3_model=san,model.heads=2/residual.csv", "plot.column=single")
-    assert (cfg.table, cfg.plot.column) == ("a/3_model=san,model.heads=2/residual.csv", "single")
 
 
 @pytest.mark.parametrize(("column", "width", "rows"), [("single", 3.25, 3), ("double", 6.75, 1), (None, 9.75, 1)])
