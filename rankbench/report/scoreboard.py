@@ -83,7 +83,7 @@ def scoreboard(experiment: str, folder: Path, pages: Path | None = None, outputs
     write_table(pd.DataFrame(verdicts or {"claim": []}), folder / "verdicts.csv")
     write_table(pd.DataFrame(boards), folder / "presets.csv")
     write_table(table_of(statements), folder / "scoreboard.csv")
-    drawn = {name: _drawn(run, folder) for name, run in best.items()}
+    drawn = {name: _drawn(run.folder, run.figures(), run.num_seeds, folder, True) for name, run in best.items()}
     write_text(folder / "scoreboard.html", _page(statements, boards, drawn, news, TABLES))
     written = [_all_pages(pages, boards, best, second)] if experiment == EVERY else []
     counts = _counts(statements)
@@ -122,7 +122,7 @@ def _all_pages(
     statements = across_presets(verdicts)
     index = write_pages(pages, statements, boards, runs, second)
     homes = {name: pages / "presets" / name for name in known | runs}
-    drawn = {name: _linked(home, sorted(home.glob("*.png")), 0, pages) for name, home in homes.items()}
+    drawn = {name: _drawn(home, sorted(home.glob("*.png")), 0, pages, False) for name, home in homes.items()}
     write_text(pages / BOARD, _page(statements, boards, drawn, None, TABLES_OF_PAGES))
     return index
 
@@ -200,28 +200,17 @@ def _by_preset(claims: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     return grouped(claims, lambda row: max(row["presets"].split(", "), key=num_claims.__getitem__))
 
 
-def _drawn(run: PresetRun, folder: Path) -> dict[str, Any]:
-    """The figures of a run, inside the page, with readings of their marks."""
-    drawn = _linked(run.folder, run.figures(), run.num_seeds, folder)
-    for figure, path in zip(drawn["figures"], run.figures(), strict=True):
-        figure["source"] = f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
-        figure["spots"] = Markup(spots_over_png(path))
-    return drawn
-
-
-def _linked(home: Path, figures: Iterable[Path], num_seeds: int, folder: Path) -> dict[str, Any]:
-    """The figures of a preset as files next to the page. folder: of the page. num_seeds: 0 if it is not known."""
-    link = link_to(home, folder)
-    files = [(path.stem, link + quote(os.fsencode(path.name))) for path in figures]
-    pictures = [
-        {"name": name, "caption": _caption(name, num_seeds), "link": file, "source": file, "spots": ""}
-        for name, file in files
-    ]
-    return {"link": link, "figures": pictures}
-
-
-def _caption(figure: str, num_seeds: int) -> str:
-    """The figure in words; empty if no analysis of today draws it."""
-    name = re.sub(r"_\d+$", "", figure)
-    draw = ANALYSES[name].figure if name in ANALYSES else None
-    return caption_of(name, draw, num_seeds) if draw else ""
+def _drawn(home: Path, paths: Iterable[Path], num_seeds: int, folder: Path, is_inside: bool) -> dict[str, Any]:
+    """The figures of a preset, which are inside the page, with readings of their marks, or files next to it. folder: of
+    the page. num_seeds: 0 if it is not known."""
+    link, figures = link_to(home, folder), []
+    for path in paths:
+        name = re.sub(r"_\d+$", "", path.stem)
+        draw = ANALYSES[name].figure if name in ANALYSES else None  # no analysis of today may draw it
+        figure = {"name": path.stem, "caption": caption_of(name, draw, num_seeds) if draw else "", "spots": ""}
+        figure["link"] = figure["source"] = link + quote(os.fsencode(path.name))
+        if is_inside:
+            figure["source"] = f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
+            figure["spots"] = Markup(spots_over_png(path))
+        figures.append(figure)
+    return {"link": link, "figures": figures}
