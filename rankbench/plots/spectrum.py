@@ -96,9 +96,7 @@ def _draw_side_by_side(table: pd.DataFrame, parts: dict[str, pd.DataFrame], face
     """A line for each value of the facet, a column of panels for each kind of weights. x: the share of the heads of the
     network's longest paths, or of its layers. parts: rows by what is drawn of them."""
     weights, deepest = list(dict.fromkeys(table.weights)), table.groupby(facet, sort=False).path_length.max()
-    names = {
-        value: f"{value}{_depth(value, deepest[value])}{_sd(rows)}" for value, rows in table.groupby(facet, sort=False)
-    }
+    names = {value: _of_network(value, deepest[value], rows) for value, rows in table.groupby(facet, sort=False)}
     figure = empty_figure(panel_size()[0] * len(weights), panel_size()[1] * len(parts))
     grid = figure.subplots(len(parts), len(weights), squeeze=False, sharex=True, sharey="row")
     for row, (name, rows_of) in zip(grid, parts.items(), strict=True):
@@ -134,15 +132,12 @@ def _ends(name: str) -> tuple[str, str, str]:
     return name, f"{name}_low", f"{name}_high"
 
 
-def _depth(value: object, layers: float) -> str:
-    return "" if "layers=" in str(value) else f", {layers:g} layers"
-
-
-def _sd(rows: pd.DataFrame) -> str:
-    """The standard deviations of the entries of a network's weights, in the order of their kinds."""
+def _of_network(value: object, layers: float, rows: pd.DataFrame) -> str:
+    """A network with its depth and the standard deviations of its weights' entries, in the order of their kinds."""
+    name = f"{value}{'' if 'layers=' in str(value) else f', {layers:g} layers'}"
     if "weights_sd" not in rows or rows.weights_sd.isna().any():
-        return ""
-    return f", sd {' and '.join(f'{sd:.2g}' for sd in rows.groupby('weights', sort=False).weights_sd.first())}"
+        return name
+    return f"{name}, sd {' and '.join(f'{sd:.2g}' for sd in rows.groupby('weights', sort=False).weights_sd.first())}"
 
 
 def _named(weights: str, rows: pd.DataFrame) -> str:
