@@ -104,7 +104,9 @@ def varying_keys(jobs: list[Path]) -> tuple[list[str], dict[str, list[str]]]:
     configs = [flattened(config) for job in jobs if (config := config_of(job))]
     every = dict.fromkeys(key for config in configs for key in config)
     values = {key: [config.get(key, "") for config in configs] for key in every}
-    differ = [key for key in every if not _is_silent(key) and _num_values(key, values[key]) > 1]
+    # an option of an analysis has a value only in the runs that have the analysis
+    num_values = {key: len(set(values[key]) - {"" if _is_option(key) else None}) for key in every}
+    differ = [key for key in every if not _is_silent(key) and num_values[key] > 1]
     leaders = [key for key in differ if key in ("budget", SKIPS) or (key.endswith(".name") and key.count(".") == 1)]
     keys: list[str] = []
     follows: dict[str, Any] = {}
@@ -124,11 +126,6 @@ def _is_option(key: str) -> bool:
 
 def _is_silent(key: str) -> bool:
     return not _is_option(key) and any(key == silent or key.startswith(f"{silent}.") for silent in SILENT)
-
-
-def _num_values(key: str, values: list[str]) -> int:
-    """Number of values of a key; for an option of an analysis, among the runs that have the analysis."""
-    return len(set(values) - ({""} if _is_option(key) else set()))
 
 
 def _leads(leader: str, key: str, values: dict[str, list[str]]) -> bool:
