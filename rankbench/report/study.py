@@ -227,31 +227,29 @@ def rank_correlations(seeds: pd.DataFrame, x: str, y: str, keys: list[str]) -> l
 def _correlation_over_seeds(rows: pd.DataFrame, x: str, y: str) -> dict[str, float]:
     """Spearman's rank correlation over the seeds of one configuration, with the 95 % interval of Bonett and Wright
     (2000) on the scale of Fisher's z, whose variance is (1 + r^2 / 2) / (n - 3)."""
-    of_seed = _as_ties(rows.groupby("seed")[[x, y]].mean(), x, y)
-    count, r, low, high = len(of_seed), math.nan, math.nan, math.nan
-    if count >= FEWEST and (of_seed.nunique() > 1).all():
-        r = float(scipy.stats.spearmanr(of_seed[x], of_seed[y]).statistic)
-        if count > 3 and abs(r) < 1:
-            half = float(scipy.special.ndtri(1 - LEVEL)) * math.sqrt((1 + r**2 / 2) / (count - 3))
-            low, high = (math.tanh(math.atanh(r) + side * half) for side in (-1, 1))
+    of_seed = rows.groupby("seed")[[x, y]].mean()
+    count, r, low, high = len(of_seed), _spearman(of_seed), math.nan, math.nan
+    if count > 3 and abs(r) < 1:
+        half = float(scipy.special.ndtri(1 - LEVEL)) * math.sqrt((1 + r**2 / 2) / (count - 3))
+        low, high = (math.tanh(math.atanh(r) + side * half) for side in (-1, 1))
     return {"rank_correlation": r, "low95": low, "high95": high, "num_seeds": count, "num_configurations": 1}
 
 
-def _as_ties(table: pd.DataFrame, *columns: str) -> pd.DataFrame:
-    """The table with values that agree to DIGITS digits made equal, so that rounding decides no rank."""
-    return table.assign(**{name: table[name].map(lambda number: float(f"{number:.{DIGITS}g}")) for name in columns})
+def _spearman(columns: pd.DataFrame) -> float:
+    """Spearman's rank correlation of two columns; nan for fewer than FEWEST rows, and for a column of equal values.
+    Values that agree to DIGITS digits count as equal, so that rounding decides no rank."""
+    columns = columns.map(lambda number: float(f"{number:.{DIGITS}g}"))
+    if len(columns) < FEWEST or (columns.nunique() == 1).any():
+        return math.nan
+    return float(scipy.stats.spearmanr(columns).statistic)
 
 
 def rank_correlation(seeds: pd.DataFrame, x: str, y: str, keys: list[str]) -> dict[str, float]:
     """Spearman's rank correlation of two columns over the configurations, for each seed separately: mean and 95 %
     interval over the seeds. A seed with fewer than FEWEST configurations, or with only equal values, has none."""
     measured = seeds.dropna(subset=[x, y]).groupby([*keys, "seed"], dropna=False)[[x, y]].mean().reset_index()
-    measured = _as_ties(measured, x, y)
-    of_seed = [
-        float(scipy.stats.spearmanr(rows[x], rows[y]).statistic)
-        for _, rows in measured.groupby("seed")
-        if len(rows) >= FEWEST and rows[x].nunique() > 1 and rows[y].nunique() > 1
-    ]
+    by_seed = (_spearman(rows[[x, y]]) for _, rows in measured.groupby("seed"))
+    of_seed = [r for r in by_seed if not math.isnan(r)]
     # (r + 1) / 2 is a share, whose logit is twice Fisher's z
     ends = interval95([(r + 1) / 2 for r in of_seed], "share")[:3] if of_seed else (math.nan,) * 3
     mean, low, high = (2 * end - 1 for end in ends)
