@@ -138,10 +138,7 @@ def _errors(axes: Axes, rows: pd.DataFrame, x: str, published: pd.DataFrame | No
 
 def _angles(axes: Axes, rows: pd.DataFrame, x: str, published: pd.DataFrame | None, label: str) -> None:
     heads = rows[(rows.of == "head") & rows.matrix.str.startswith("qk", na=False)]
-    by = ["run", "seed", "share", "heads", "copies", "points_of_run"]
-    points = rows.groupby(["run", "seed"]).points.max().rename("points_of_run")
-    median = heads.join(points, on=["run", "seed"]).groupby(by).angle.median().reset_index()
-    median = median.rename(columns={"points_of_run": "points"})
+    median = heads.groupby(["run", "seed", "share", "heads", "copies", "points"]).angle.median().reset_index()
     parts = [("median angle", median)] if "bound_any" in rows else _series(median, x)
     for number, (name, part) in enumerate(parts):
         label_of = name if "bound_any" in rows else ", ".join(text for text in ("softmax", name) if text)
