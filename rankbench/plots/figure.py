@@ -86,17 +86,14 @@ def _break_labels(figure: Figure) -> bool:
     """Break the texts that are too long; returns whether there were any."""
     is_broken = False
     for axes in figure.axes:
-        width, length = axes.get_window_extent().width, axes.title.get_window_extent().width
-        if axes.get_title() and length > width:
-            text = axes.get_title()
-            axes.title.set_text(_filled(text, int(max(map(len, text.split("\n"))) * width / length)))
-            is_broken = True
-        label, height = axes.yaxis.label, axes.get_window_extent().height
-        length = label.get_window_extent().height if label.get_text() else 0.0
-        if length > OVERHANG * height and "\n" not in label.get_text():
-            text = label.get_text()
-            label.set_text(_filled(text, int(len(text) * height / length)))
-            is_broken = True
+        panel, title_of_panel, label = axes.get_window_extent(), axes.title, axes.yaxis.label
+        texts = [(title_of_panel, title_of_panel.get_window_extent().width, panel.width, 1.0)]
+        if "\n" not in label.get_text():
+            texts.append((label, label.get_window_extent().height, panel.height, OVERHANG))
+        for text, length, room, most in texts:
+            if (words := text.get_text()) and length > most * room:
+                text.set_text(_filled(words, int(max(map(len, words.split("\n"))) * room / length)))
+                is_broken = True
     return is_broken
 
 
