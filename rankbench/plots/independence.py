@@ -10,7 +10,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
 from rankbench.plots.figure import empty_figure, facets_of, styled
-from rankbench.plots.marks import FEW_SEEDS, line, whole_numbers
+from rankbench.plots.marks import FEW_SEEDS, line, tick, whole_numbers
 from rankbench.plots.names import in_a_paper
 from rankbench.plots.style import GREY, colour_of, marker_of, small
 from rankbench.runs.intervals import half_width
@@ -78,7 +78,7 @@ def _map(axes: Axes, rows: pd.DataFrame, measure: str, sides: tuple[str, str], f
     values = half.fillna(half.T).to_numpy()
     axes.set_facecolor("#DDDDDD")
     axes.imshow(values, cmap=COLOUR_MAP, norm=SCALE, origin="lower")
-    tick_labels = [f"{name:g}" if isinstance(name, float) else str(name) for name in names]
+    tick_labels = list(map(tick, names))
     axes.fmt_xdata = axes.fmt_ydata = lambda place: tick_labels[round(place)]
     step = max(1, len(names) // 12)
     rotation = 90 if max(map(len, tick_labels), default=0) > 2 else 0
@@ -90,14 +90,9 @@ def _map(axes: Axes, rows: pd.DataFrame, measure: str, sides: tuple[str, str], f
     if len(names) <= CELLS:
         for j, k in np.argwhere(np.isfinite(values)):
             ink = "white" if abs(values[j, k]) > 0.7 else "black"
-            is_rounded = {(names[j], names[k]), (names[k], names[j])} & rounded
-            number = ("~" if is_rounded else "") + _short(values[j, k])
-            axes.text(k, j, number, ha="center", va="center", fontsize=small(5), color=ink)
-
-
-def _short(value: float) -> str:
-    """The value with two decimals and no zero before the point."""
-    return f"{value:.2f}".replace("0.", ".").replace("-.00", ".00")
+            sign = "~" if {(names[j], names[k]), (names[k], names[j])} & rounded else ""
+            number = f"{values[j, k]:.2f}".replace("0.", ".").replace("-.00", ".00")
+            axes.text(k, j, sign + number, ha="center", va="center", fontsize=small(5), color=ink)
 
 
 def _interference(axes: Axes, rows: pd.DataFrame, schemes: list[str]) -> None:

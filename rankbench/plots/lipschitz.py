@@ -55,6 +55,8 @@ def draw_lipschitz(table: pd.DataFrame, published: pd.DataFrame | None = None, f
         figure.set_figwidth(figure.get_figwidth() * sum(widths) / len(widths))
     wide = {(p, part) for p, part in columns if _spans_orders(table[(table.p == p) & (table.part == part)], facet)}
     for row, (label, rows) in zip(grid, facets, strict=True):
+        # a network's name is already in the facet's label
+        kind = f"{choice_in_words(rows.attention.iloc[0])} attention" if (rows.weights == "fresh").all() else ""
         for axes, (p, part) in zip(row, columns, strict=True):
             of_panel = rows[(rows.p == p) & (rows.part == part)]
             for quantity in DRAWN:
@@ -64,7 +66,7 @@ def draw_lipschitz(table: pd.DataFrame, published: pd.DataFrame | None = None, f
                 if len(of_quantity):
                     _draw(axes, of_quantity, axis)
             published_marks(axes, published, label)
-            _finish(axes, of_panel, axis, title(part if axis == "layer" else "", label, _weights(rows)))
+            _finish(axes, of_panel, axis, title(part if axis == "layer" else "", label, kind))
             if (p, part) in wide:  # in every row
                 log_y(axes)
             elif axes.get_yscale() == "linear":
@@ -84,11 +86,6 @@ def _axis(facets: list[pd.DataFrame]) -> str:
     if any(rows.tokens.nunique() > 1 for rows in facets):
         return "tokens"
     return "step" if any(rows.step.nunique() > 2 for rows in facets) else "layer"
-
-
-def _weights(rows: pd.DataFrame) -> str:
-    """The kind of attention of a fresh layer; a network's name is already in the facet's label."""
-    return f"{choice_in_words(rows.attention.iloc[0])} attention" if (rows.weights == "fresh").all() else ""
 
 
 def _draw(axes: Axes, rows: pd.DataFrame, axis: str) -> None:

@@ -62,6 +62,7 @@ def differences(done: pd.DataFrame, keys: list[str], columns: Iterable[str], bas
     adjusted for all rows of the table.
     """
     named = done.assign(**_in_words(done[keys]))
+    typed = ",".join(f"{key}={value}" for key, value in baseline.items())
     rows: list[dict[str, Any]] = []
     for column in columns:
         by_seed = named.dropna(subset=[column]).groupby([*keys, "seed"], sort=False)[column].mean()
@@ -71,7 +72,7 @@ def differences(done: pd.DataFrame, keys: list[str], columns: Iterable[str], bas
             own = dict(zip(keys, configuration, strict=True))
             other = tuple((own | baseline).values())
             if other != configuration and other in measured:
-                row = own | {"baseline": in_full(baseline), "column": column}
+                row = own | {"baseline": typed, "column": column}
                 rows.append(row | _compared(values, measured[other]))
     table = pd.DataFrame(rows)
     return table.assign(p_holm=holm(list(table.p_value))) if rows else table
@@ -136,11 +137,6 @@ def _about_seeds(rows: pd.DataFrame) -> str:
     if (rows.pairing == UNPAIRED).any():
         return " (no pairs of seeds, so unpaired)"
     return " (one shared seed, so no interval)" if rows.num_seeds.max() == 1 else ""
-
-
-def in_full(values: dict[str, str]) -> str:
-    """A configuration as it is typed: `model.attention=dot,model.layers=2`."""
-    return ",".join(f"{key}={value}" for key, value in values.items())
 
 
 def _briefly(values: dict[str, str], keys: list[str]) -> str:
