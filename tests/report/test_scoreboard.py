@@ -15,6 +15,7 @@ import pandas as pd
 import pytest
 import yaml
 from browser import PROGRAM, Browser
+from hand_written import write_run
 from PIL import Image
 
 from rankbench.config.keys import ConfigError
@@ -52,18 +53,14 @@ def record(experiment):
 
 def run_of(outputs, name, preset="demo", budget=None, status="finished", written=1000, seed=0, judged=True, **verdict):
     """A folder as `rankbench train experiment=<preset>` leaves it, as far as the scoreboard looks."""
-    folder = outputs / "train" / name
-    (folder / ".hydra").mkdir(parents=True)
+    config = {"budget": budget, "seed": seed} | ({} if judged else {"claims": [CLAIM["claim"]]})
+    tables = {"verdicts": [CLAIM | verdict]} if judged else {}
+    folder = write_run(outputs / "train" / name, config, status=status, **tables)
+    (folder / ".hydra").mkdir()
     (folder / ".hydra" / "hydra.yaml").write_text(record(preset))
-    (folder / "config.yaml").write_text(yaml.safe_dump({"budget": budget, "seed": seed}))
-    (folder / "summary.json").write_text(json.dumps({"status": status, "seeds": []}))
-    pd.DataFrame([CLAIM | verdict]).to_csv(folder / "verdicts.csv", index=False)
     (folder / "paths.png").write_bytes(PIXEL)
-    for path in (folder / "summary.json", folder / "verdicts.csv"):
+    for path in folder.iterdir():
         os.utime(path, (written, written))
-    if not judged:
-        (folder / "config.yaml").write_text(yaml.safe_dump({"budget": budget, "claims": [CLAIM["claim"]]}))
-        (folder / "verdicts.csv").unlink()
     return folder
 
 
