@@ -24,15 +24,10 @@ def residual_table(keys, variants=("full",)):
     for run, values in enumerate(itertools.product(*keys.values())):
         for variant in variants:
             level = (1 + len(rows)) / 10_000
-            for layer in range(3):
-                row = {"run": str(run), "seed": 0, "weights": "trained", "variant": variant, "layer": layer}
-                row |= {
-                    "sublayer": "mlp" if layer else "input",
-                    "relative_noise_floor": 2.0**-52,
-                    "relative_residual": level,
-                }
-                rows.append(row | dict(zip(keys, values, strict=True)))
-    return pd.DataFrame(rows)
+            for layer, sublayer in enumerate(("input", "mlp", "mlp")):
+                row = {"run": str(run), "variant": variant, "layer": layer, "sublayer": sublayer}
+                rows.append(row | {"relative_residual": level} | dict(zip(keys, values, strict=True)))
+    return pd.DataFrame(rows).assign(seed=0, weights="trained", relative_noise_floor=2.0**-52)
 
 
 def pages(name, table, keys, x=None, series=None, facet=None):
@@ -84,10 +79,7 @@ def test_with_both_places_chosen_the_rest_is_averaged_and_the_figure_says_so(tmp
     figure = ANALYSES["residual"].figure(page.rows, None, page.facet)
     plots.save_pages([(figure, page.note)], tmp_path / "residual", (".svg",))
     assert (figure.get_suptitle(), page.note) == ("averaged over norm", "averaged over model.norm")
-    assert [axes.get_title() for axes in figure.axes] == [
-        "trained weights · skip",
-        "trained weights · no skip",
-    ]
+    assert [axes.get_title() for axes in figure.axes] == ["trained weights · skip", "trained weights · no skip"]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == [f"{n} layers" for n in (2, 4, 6)]
     # a key that the user named is not one that was left out
     (page,) = pages("residual", table, KEYS, x="model.norm", **chosen)

@@ -116,21 +116,20 @@ def test_axes_have_labels_and_every_facet_a_row(name, facet):
     figure = drawn(name, pd.concat(parts, ignore_index=True) if facet else parts[0], None, facet)
     assert isinstance(figure, Figure)
     num_rows = 2 if facet else 1
+    (*kinds, x, y) = {
+        "paths": ("frozen paths", "recomputed paths", "path length (heads used)", "accuracy"),
+        "residual": ("trained weights", "initialised weights", "layer (0: embedding)", "relative residual"),
+    }[name]
     assert len(figure.axes) == 2 * num_rows
     for number, axes in enumerate(figure.axes):
         row, column = divmod(number, 2)
         assert bool(axes.get_xlabel()) == (row == num_rows - 1)  # the outer ones
         assert bool(axes.get_ylabel()) == (column == 0)
-        kind = [("frozen paths", "recomputed paths"), ("trained weights", "initialised weights")][name == "residual"][
-            column
-        ]
+        kind = kinds[column]
         label = f" · label {('position', 'value')[row]}" if facet else ""
         explained = f"\n{SCHEMES[kind.split()[0]]}" if name == "paths" and row == 0 else ""
         assert axes.get_title() == kind + label + explained
-    assert (
-        figure.axes[-2].get_xlabel() == {"paths": "path length (heads used)", "residual": "layer (0: embedding)"}[name]
-    )
-    assert {"paths": "accuracy", "residual": "relative residual"}[name] in figure.axes[0].get_ylabel()
+    assert figure.axes[-2].get_xlabel() == x and y in figure.axes[0].get_ylabel()
 
 
 def test_fresh_models_of_a_sweep_keep_their_rows():
@@ -153,11 +152,8 @@ def test_lines_of_paths_are_means_over_seeds():
         np.testing.assert_allclose(drawn_line["20 sampled paths"].get_ydata(), np.array(level), rtol=1e-12)
         for label in ("all paths", "5 sampled paths", "20 sampled paths"):  # side by side, near their length
             np.testing.assert_allclose(drawn_line[label].get_xdata(), LENGTHS, rtol=0, atol=0.2)
-        for label, value in (
-            ("whole network", 0.91),
-            ("commonest class", 0.201),
-            ("commonest class of the position", 0.3),
-        ):
+        levels = {"whole network": 0.91, "commonest class": 0.201, "commonest class of the position": 0.3}
+        for label, value in levels.items():
             np.testing.assert_allclose(drawn_line[label].get_ydata(), value, rtol=1e-12)
         # the seeds, 0, .013 and .026 above the first: each a point at its length
         points = sorted(axes.collections[0].get_offsets().tolist())
@@ -190,9 +186,8 @@ def test_series_are_told_apart_by_colour_and_marker():
     for figure in (drawn("paths", paths_table()), drawn("residual", residual_table())):
         for axes in figure.axes:
             series = [line for line in axes.get_lines() if len(line.get_xdata()) > 2]
-            assert (
-                len({line.get_color() for line in series}) == len({line.get_marker() for line in series}) == len(series)
-            )
+            colours, markers = {line.get_color() for line in series}, {line.get_marker() for line in series}
+            assert len(colours) == len(markers) == len(series)
 
 
 def test_equal_lines_lie_upon_each_other_and_the_lower_one_is_wider():
@@ -245,15 +240,9 @@ def test_up_to_ten_seeds_are_points_and_more_are_a_band(num_seeds):
 
 
 def test_seeds_of_a_long_curve_are_thin_lines():
-    rows = [
-        {"step": step, "seed": seed, "value": seed + step}
-        for seed in range(2)
-        for step in range(40)
-        if (seed, step) != (1, 7)
-    ]
-    figure = Figure()
-    axes = figure.subplots()
-    summary = mean_and_spread(pd.DataFrame(rows), ["step"], "value")
+    rows = pd.DataFrame([{"step": step, "seed": seed, "value": seed + step} for seed in (0, 1) for step in range(40)])
+    axes = Figure().subplots()
+    summary = mean_and_spread(rows.drop(index=47), ["step"], "value")  # step 7 of seed 1
     spread(axes, summary.step, summary, "black")
     first, second = (line.get_ydata() for line in axes.get_lines())
     assert list(first) == list(range(40)) and not axes.collections

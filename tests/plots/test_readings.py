@@ -91,20 +91,10 @@ def test_the_readings_of_many_marks_are_thinned():
 
 
 def test_a_cell_of_a_map_is_named_as_its_axes_are():
-    heads = [
-        {
-            "part": "head",
-            "layer": layer,
-            "head": head,
-            "mass": 0.1 * layer + head,
-            "loss_without": 1.0,
-            "whole_loss": 0.5,
-        }
-        for layer in (1, 2)
-        for head in (1, 2, 3)
-    ]
-    lengths = [{"part": "length", "path_length": k, "mass": 1.0, "gradient_mass": 0.1} for k in range(3)]
-    figure = draw_path_mass(pd.DataFrame([*lengths, *heads]).assign(seed=0, run="run"))
+    places = [{"layer": layer, "head": head} for layer in (1, 2) for head in (1, 2, 3)]
+    rows = [{"part": "head", **at, "mass": 0.1 * at["layer"] + at["head"], "loss_without": 1.0} for at in places]
+    rows += [{"part": "length", "path_length": k, "mass": 1.0, "gradient_mass": 0.1} for k in range(3)]
+    figure = draw_path_mass(pd.DataFrame(rows).assign(whole_loss=0.5, seed=0, run="run"))
     figure.draw_without_rendering()
     cells = [reading.text for reading in readings_of(figure) if reading.text.startswith("head = ")]
     assert {"head = 1; layer = 1; 1.1", "head = 3; layer = 2; 3.2"} <= set(cells) and len(cells) == 12

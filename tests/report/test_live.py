@@ -119,15 +119,9 @@ def test_panels_of_learning_curves_share_their_axes_and_show_every_point():
 
 
 def test_losses_on_a_logarithmic_axis_are_geometric_means_with_bands_above_zero():
-    losses = {
-        seed: 10.0 ** -(seed % 3) for seed in range(12)
-    }  # the arithmetic mean's interval reaches below 0 at step 1
-    rows = [
-        {"step": step, "seed": seed, "split": "test", "loss": 100 * loss ** (1 + 3 * step)}
-        for step in range(2)
-        for seed, loss in losses.items()
-    ]
-    (axes,) = draw_metrics(pd.DataFrame(rows)).axes
+    # the arithmetic mean's interval reaches below 0 at step 1
+    losses = [(step, seed, 100 * 10.0 ** (-(seed % 3) * (1 + 3 * step))) for step in range(2) for seed in range(12)]
+    (axes,) = draw_metrics(pd.DataFrame(losses, columns=["step", "seed", "loss"]).assign(split="test")).axes
     assert axes.lines[0].get_ydata() == pytest.approx([10.0, 1e-2])
     (band,) = axes.collections
     assert band.get_paths()[0].vertices[:, 1].min() == pytest.approx(10.0 ** (-2 - 4 * 0.54185), rel=1e-3)
