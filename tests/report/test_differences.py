@@ -25,17 +25,13 @@ KEY = "model.attention"
 DOT = {KEY: "dot"}
 
 
-def rows_of(accuracies, key=KEY):
+def rows_of(accuracies):
     rows = [
-        {"run": name, key: name, "seed": seed, "test_accuracy": value}
+        {"run": name, KEY: name, "seed": seed, "test_accuracy": value}
         for name, of_seed in accuracies.items()
         for seed, value in of_seed.items()
     ]
     return pd.DataFrame(rows)
-
-
-def by_name(table, key=KEY):
-    return table.set_index(key)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +51,7 @@ def home(tmp_path_factory):
 def check_against_scipy(table):
     """Compare the rows of a table of ACCURACIES with SciPy's tests of the same numbers."""
     dot = ACCURACIES["dot"]
-    for name, row in by_name(table).iterrows():
+    for name, row in table.set_index(KEY).iterrows():
         shared = [seed for seed in ACCURACIES[name] if seed in dot]
         own, others = [ACCURACIES[name][seed] for seed in shared], [dot[seed] for seed in shared]
         if shared:
@@ -84,8 +80,8 @@ def test_the_report_has_the_differences_that_scipy_finds(home):
 def test_seeds_that_are_paired_count_by_seed_and_not_by_row(home):
     table = differences(rows_of(ACCURACIES), [KEY], ["test_accuracy"], DOT)
     shuffled = differences(rows_of(ACCURACIES).sample(frac=1, random_state=0), [KEY], ["test_accuracy"], DOT)
-    columns = ["difference", "low95", "p_value"]
-    assert by_name(shuffled).loc["l2", columns].tolist() == pytest.approx(by_name(table).loc["l2", columns].tolist())
+    numbers = [part.set_index(KEY).loc["l2", ["difference", "low95", "p_value"]] for part in (table, shuffled)]
+    assert numbers[1].tolist() == pytest.approx(numbers[0].tolist())
     # rows 0, 1, 2 of two configurations on other seeds are no pairs
     moved = {"dot": ACCURACIES["dot"], "l2": {seed + 50: value for seed, value in ACCURACIES["l2"].items()}}
     assert list(differences(rows_of(moved), [KEY], ["test_accuracy"], DOT).pairing) == ["unpaired"]

@@ -138,9 +138,8 @@ def test_jobs_are_told_by_status(reported, page):
 
 
 def test_the_page_is_well_formed_and_needs_nothing_else(reported, page):
-    assert page.open == [] and ("meta", {"name": "viewport", "content": "width=device-width, initial-scale=1"}) in (
-        page.elements
-    )
+    viewport = {"name": "viewport", "content": "width=device-width, initial-scale=1"}
+    assert page.open == [] and ("meta", viewport) in page.elements
     text = (reported / "report" / "report.html").read_text()
     assert not re.search(r"https?:|//\w+\.\w|@import|<link|<img|<iframe", text)
     assert not [attrs for _, attrs in page.elements if "src" in attrs]
@@ -415,13 +414,9 @@ def test_a_browser_sorts_a_table_and_paints_the_page(reported):
 
 def baselines_of(axes):
     """By label the heights at which constant answers are drawn."""
-    heights = {
-        line.get_label(): [*line.get_ydata()] for line in axes.get_lines() if line.get_label() in BASELINES.values()
-    }
-    segments = {
-        item.get_label(): item.get_segments() for item in axes.collections if item.get_label() in BASELINES.values()
-    }
-    return heights | {label: [float(start[1]) for start, _ in drawn] for label, drawn in segments.items()}
+    levels = [item for item in (*axes.get_lines(), *axes.collections) if item.get_label() in BASELINES.values()]
+    heights = [[*one.get_ydata()] if one in axes.lines else [y for (_, y), _ in one.get_segments()] for one in levels]
+    return {item.get_label(): height for item, height in zip(levels, heights, strict=True)}
 
 
 def test_constant_answers_are_drawn_beside_test_accuracies():
@@ -433,11 +428,9 @@ def test_constant_answers_are_drawn_beside_test_accuracies():
     ]
     table = pd.DataFrame(rows)
     (axes,) = draw_sweep(table, "x").axes
-    expected = {"commonest class": [0.205, 0.205], "commonest class of the position": [0.3, 0.4]}
-    assert {label: pytest.approx(values) for label, values in expected.items()} == baselines_of(axes)
-    assert {label: pytest.approx(values) for label, values in expected.items()} == baselines_of(
-        draw_sweep(table, "word").axes[0]
-    )
+    of_position = pytest.approx([0.3, 0.4])
+    expected = {"commonest class": pytest.approx([0.205, 0.205]), "commonest class of the position": of_position}
+    assert expected == baselines_of(axes) == baselines_of(draw_sweep(table, "word").axes[0])
     assert baselines_of(draw_sweep(table, "x", value="test_loss").axes[0]) == {}
     # where lines differ in it, each has its own
     by_line = table.assign(size=table.seed + 1, position_majority_accuracy=0.1 * table.x)
