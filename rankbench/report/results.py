@@ -288,10 +288,15 @@ def _sentence(row: dict[str, Any]) -> str:
     return f"- **{row['outcome']}**: {_plain(row['statement'])} [{_number_of(row)}]({anchor})"
 
 
+def counts_of(statements: list[dict[str, Any]]) -> dict[str, int]:
+    """How many claims, or checks, have each outcome, of those outcomes that there are."""
+    outcomes = [row["outcome"] for row in statements]
+    return {word: outcomes.count(word) for word in (*OUTCOMES, "passed", "broken") if word in outcomes}
+
+
 def _counts_in_words(claims: list[dict[str, Any]]) -> str:
     """How many claims there are, and how many of them have each outcome."""
-    outcomes = [row["outcome"] for row in claims]
-    counts = [f"{outcomes.count(word)} {word}" for word in OUTCOMES if word in outcomes]
+    counts = [f"{count} {word}" for word, count in counts_of(claims).items()]
     return f"{len(claims)} claim{'' if len(claims) == 1 else 's'}: {', '.join(counts)}."
 
 

@@ -16,16 +16,7 @@ from markupsafe import Markup
 from rankbench.analyses import ANALYSES
 from rankbench.config.keys import ConfigError, check_known
 from rankbench.config.presets import presets
-from rankbench.judging import (
-    OUTCOMES,
-    PAPERS,
-    SECOND_SEED,
-    beside_second,
-    by_paper,
-    grouped,
-    statement_line,
-    table_of,
-)
+from rankbench.judging import PAPERS, SECOND_SEED, beside_second, by_paper, grouped, statement_line, table_of
 from rankbench.plots import caption_of
 from rankbench.plots.readings import spots_over_png
 from rankbench.report.page import link_to, render
@@ -34,6 +25,7 @@ from rankbench.report.results import (
     BOARD,
     check_pages,
     counted,
+    counts_of,
     drop_old_claims,
     known_before,
     known_second,
@@ -86,7 +78,7 @@ def scoreboard(experiment: str, folder: Path, pages: Path | None = None, outputs
     drawn = {name: _drawn(run.folder, run.figures(), run.num_seeds, folder, True) for name, run in best.items()}
     write_text(folder / "scoreboard.html", _page(statements, boards, drawn, news, TABLES))
     written = [_all_pages(pages, boards, best, second)] if experiment == EVERY else []
-    counts = _counts(statements)
+    counts = counts_of(statements)
     unrun = [board["preset"] for board in boards if board["note"] == NOT_RUN]
     said = ", ".join(f"{count} {word}" for word, count in counts.items())
     return [
@@ -159,12 +151,6 @@ def _news_since_last(folder: Path, reports: Path, statements: list[dict[str, Any
     return News(since, {claim: (word, before.get(claim)) for claim, word in now.items() if before.get(claim) != word})
 
 
-def _counts(statements: list[dict[str, Any]]) -> dict[str, int]:
-    outcomes = [row["outcome"] for row in statements]
-    known = (*OUTCOMES, "passed", "broken")
-    return {word: outcomes.count(word) for word in known if word in outcomes}
-
-
 def _page(
     statements: list[dict[str, Any]],
     boards: list[dict[str, Any]],
@@ -180,7 +166,7 @@ def _page(
     return render(
         "scoreboard",
         title=f"claims of {len(papers)} papers" if len(papers) > 1 else next(iter(papers), "no claims"),
-        counts=_counts(statements),
+        counts=counts_of(statements),
         second_seed=SECOND_SEED,
         news=news,
         totals=[{"slug": slug(paper)} | counted(paper, rows) for paper, rows in papers.items()],
