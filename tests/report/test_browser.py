@@ -39,6 +39,12 @@ FAINT = """(() => {
 })()"""
 
 
+def page_of(home):
+    (home / "report").mkdir()
+    gather(find_runs(str(home / "runs")), home / "report")
+    return home / "report" / "report.html"
+
+
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
     """The report of a hand-written sweep with long names and a wide table."""
@@ -55,9 +61,7 @@ def report(tmp_path_factory):
             metrics=steps,
             residual=[row | {"variant": variant, "layer": k} for variant in ("full", "no_skip") for k in (0, 1)],
         )
-    (home / "report").mkdir()
-    gather(find_runs(str(home / "runs")), home / "report")
-    return home / "report" / "report.html"
+    return page_of(home)
 
 
 @pytest.fixture(scope="module")
@@ -125,9 +129,7 @@ def wide(tmp_path_factory):
         config = {"model": keys, "task": {"name": "sorting"}, "seed": 0, "out": "there", "analysis": {}}
         seeds = [{name: value * (1 + seed / 7) for name, value in numbers.items()} for seed in range(3)]
         write_run(home / "runs" / str(job), config, seeds)
-    (home / "report").mkdir()
-    gather(find_runs(str(home / "runs")), home / "report")
-    return home / "report" / "report.html"
+    return page_of(home)
 
 
 @pytest.mark.parametrize("look", [{"width": 1280}, {"width": 390}, {"width": 718, "printed": True}], ids=str)
