@@ -232,8 +232,8 @@ def _panels(table: pd.DataFrame, facet: str | None, share_x: bool = True) -> tup
 def _grid_of(
     count: int, height: float | None = None, around: float = 0.5, share_x: bool = True
 ) -> tuple[Figure, np.ndarray]:
-    """An empty figure with so many panels, up to three side by side. height: of a panel; None: that of the style.
-    around: height of what is outside of the panels, in inches, too."""
+    """An empty figure with so many panels, up to three side by side. In inches, height: of a panel (None: that of the
+    style); around: of what is above and below all panels."""
     columns = min(count, 3)
     rows = -(-count // columns)
     figure = empty_figure(panel_size()[0] * columns, (height or height_of_panels(rows)) * rows + around)
