@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rankbench.model.head_maps import HeadMaps
+from rankbench.model.linear import HeadMaps
 
 
 class AttentionLayer(NamedTuple):

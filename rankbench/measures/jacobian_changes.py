@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rankbench.model.activations import GATES, TANH_CUBE, TANH_RATE
+from rankbench.model.mlp import GATES, TANH_CUBE, TANH_RATE
 
 # ||D^2 (y / ||y||)|| at ||y|| = 1: the maximum of sqrt((1 - a^2) (1 + 3 a^2)), a = y . u with u the direction
 CURVATURE_OF_SPHERE = 2 / math.sqrt(3)

@@ -20,7 +20,7 @@ from torch import Tensor
 from rankbench.measures.attention_layer import AttentionLayer
 from rankbench.measures.norms import inf_norm, spectral_norm
 from rankbench.model.contraction import inverse_phi, l2_bound_inf
-from rankbench.model.head_maps import HeadMaps
+from rankbench.model.linear import HeadMaps
 
 
 def inverse_phi_of(num_keys: np.ndarray) -> np.ndarray:

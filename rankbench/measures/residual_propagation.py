@@ -25,9 +25,8 @@ from rankbench.measures.residual_coordinates import (
     times,
 )
 from rankbench.measures.rounding import MARGIN, RandomRounding
-from rankbench.model.activations import ACTIVATIONS
 from rankbench.model.attention import ATTENTION_ALONE, Heads
-from rankbench.model.mlp import MLP
+from rankbench.model.mlp import ACTIVATIONS, MLP
 from rankbench.model.network import Network, check_one_stream
 from rankbench.model.norm import Norm
 from rankbench.model.sublayers import AnySublayer, AttentionSublayer, MlpSublayer

@@ -13,8 +13,7 @@ from rankbench.config.keys import ConfigError
 from rankbench.config.model import ModelConfig
 from rankbench.model.contraction import inverse_phi, inverse_phis, l2_bound_inf
 from rankbench.model.fused import fused_mixing
-from rankbench.model.head_maps import HeadMaps
-from rankbench.model.linear import LinearMap, linear
+from rankbench.model.linear import HeadMaps, LinearMap, linear
 from rankbench.model.weightings import ATTENTIONS, Factors, Softmax, Weighting, as_weights, inverse_length
 
 # The explicit softmax is faster while the N x N table fits the cache, the fused kernel beyond that. Measured on one

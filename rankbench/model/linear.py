@@ -1,6 +1,9 @@
-"""The linear maps of the blocks: plain, or with the spectral norm as a separate parameter."""
+"""The linear maps of the blocks: plain, or with the spectral norm as a separate parameter; and those of single heads.
 
-from typing import Protocol
+Shapes: D width, H head, K head width; M map, O output, I input.
+"""
+
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +28,24 @@ class LinearMap(ReadOut, Protocol):
 
     @property
     def bias(self) -> Tensor | None: ...
+
+
+class HeadMaps(NamedTuple):
+    """One layer's heads, each as its own linear maps: y_h = M_h (x W_V,h + b_V,h) W_O,h, and b_O once for the layer.
+
+    M_h is the matrix that multiplies the values: P_h, or its mix with the identity and the average, or P_h with
+    scaled columns. w_q_HDK, w_k_HDK, w_v_HDK, w_o_HKD; b_q_HK, b_k_HK, b_v_HK, b_o_D (zeros without biases). In w_v,
+    w_o and b_v, K is the width of the values. Scores are products of w_q and w_k only if Heads.has_score_maps is true.
+    """
+
+    w_q_HDK: Tensor
+    w_k_HDK: Tensor
+    w_v_HDK: Tensor
+    w_o_HKD: Tensor
+    b_q_HK: Tensor
+    b_k_HK: Tensor
+    b_v_HK: Tensor
+    b_o_D: Tensor
 
 
 class SigmaReparam(nn.Module):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from rankbench.config.keys import ConfigError
-from rankbench.model.head_maps import HeadMaps
+from rankbench.model.linear import HeadMaps
 from rankbench.seeds import random_bits, state_of, streams_of
 
 SHORT_ROW = 32

@@ -21,7 +21,7 @@ from benchmarks.timing import medians, paired, spread
 from rankbench.config.keys import ConfigError
 from rankbench.config.model import ModelConfig
 from rankbench.config.schema import OptimizerConfig, TrainConfig
-from rankbench.model.activations import ACTIVATIONS
+from rankbench.model.mlp import ACTIVATIONS
 from rankbench.model.norm import NORM_EPSILON
 from rankbench.model.transformer import Transformer
 from rankbench.runs.machine import Machine

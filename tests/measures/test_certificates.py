@@ -20,8 +20,8 @@ from rankbench.measures import lipschitz_of_networks as of_networks
 from rankbench.measures.attention_layer import AttentionLayer
 from rankbench.measures.dong_theory import ACTIVATION_LIPSCHITZ
 from rankbench.measures.jacobian_ascent import jacobian_norm
-from rankbench.model.head_maps import HeadMaps
 from rankbench.model.initialise import maps_of_layers
+from rankbench.model.linear import HeadMaps
 from rankbench.training.optimizers import cap_singular_values
 
 ROUNDING = 1 + 1e-10  # what a true bound may be missed by, by rounding alone

@@ -35,7 +35,7 @@ from rankbench.measures.lipschitz_bounds import (
 )
 from rankbench.model import initial_model
 from rankbench.model.attention import Attention
-from rankbench.model.head_maps import HeadMaps
+from rankbench.model.linear import HeadMaps
 from rankbench.runs.tables import read_table, with_who, write_table
 
 # Float64, a few hundred operations in another order.

@@ -14,11 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rankbench.config.keys import ConfigError
-from rankbench.model.activations import ACTIVATIONS
 from rankbench.model.attention import Heads
-from rankbench.model.head_maps import HeadMaps
-from rankbench.model.linear import LinearMap
-from rankbench.model.mlp import MLP
+from rankbench.model.linear import HeadMaps, LinearMap
+from rankbench.model.mlp import ACTIVATIONS, MLP
 from rankbench.model.norm import Norm
 from rankbench.model.weightings import Factors, Softmax, dot_scores
 
