@@ -28,8 +28,14 @@ from rankbench.measures import dependence, paths
 from rankbench.measures.cross_gradients import cross_gradients, head_parameters
 from rankbench.measures.dong_theory import num_paths
 from rankbench.measures.frozen_network import sums_by_length
-from rankbench.measures.interaction import interaction, interactions_of_pairs, share_below_floor
-from rankbench.measures.interference import interference, squares_by_signs, squares_of_paths
+from rankbench.measures.interaction import (
+    interaction,
+    interactions_of_pairs,
+    interference,
+    share_below_floor,
+    squares_by_signs,
+    squares_of_paths,
+)
 from rankbench.measures.norms import cosine, without_absent
 from rankbench.measures.recomputed_network import RecomputedNetwork, check_recomputed
 from rankbench.model.transformer import Transformer

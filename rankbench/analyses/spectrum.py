@@ -42,8 +42,8 @@ from rankbench.measures.module_reading import ReadModule, read_module
 from rankbench.measures.module_states import LayerState, layer_states, sums_after_layers
 from rankbench.measures.norms import without_absent
 from rankbench.measures.partial_outputs import beside_whole, first_within, last_third_later, stays_within
-from rankbench.model.layer_states import WithLayerStates
 from rankbench.model.modules import Example
+from rankbench.model.network import WithLayerStates
 from rankbench.plots.figure import uncounted_in_words
 from rankbench.plots.spectrum import KINDS, draw_spectrum
 from rankbench.progress import counted

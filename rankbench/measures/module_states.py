@@ -22,8 +22,8 @@ from rankbench.config.keys import ConfigError, closest
 from rankbench.measures.module_reading import ReadModule, axes_or_default
 from rankbench.measures.rounding import ALL, RandomRounding, floor_of, num_passes
 from rankbench.measures.token_views import View
-from rankbench.model.layer_states import WithLayerStates
 from rankbench.model.modules import Example
+from rankbench.model.network import WithLayerStates
 from rankbench.tape import Sums, Tape
 from rankbench.tape.following import first_state, following
 from rankbench.tape.read import named_tensors

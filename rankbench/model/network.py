@@ -1,6 +1,7 @@
 """Networks as sequences of sub-layers, and the loop that runs them.
 
-Shapes: B batch, N query token, M key token, D width, H head, K head width, F hidden width of the MLP, S stream.
+Shapes: B batch, N query token, M key token, D width, H head, K head width, F hidden width of the MLP, S stream, C
+classes or output dimensions.
 """
 
 from __future__ import annotations
@@ -8,9 +9,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rankbench.config.keys import ConfigError
 from rankbench.model.attention import Heads
@@ -199,6 +201,19 @@ def _of_own_values(sublayer: AnySublayer) -> AnySublayer:
     part = copy.copy(sublayer.part)
     part.first = None
     return replace(sublayer, part=part)
+
+
+class WithLayerStates(nn.Module):
+    """A network as a module that returns its output (B, N, C) and the states after its layers, (B, N, D) each, for what
+    measures any torch module."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, inputs: Tensor, kernel: str = "table") -> dict[str, Any]:
+        states = list(self.network.states_after_layers(inputs, kernel))
+        return {"output": self.network.read_out(self.network.finish(states[-1])), "layers": states}
 
 
 def check_one_stream(network: Network, analysis: str) -> None:
