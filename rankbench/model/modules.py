@@ -142,14 +142,15 @@ class Example:
             axis = next(axes)
             return x if axis is None else x.index_select(axis, numbers)
 
-        args, kwargs = tree_map(part, (self.args, dict(self.kwargs)))
-        rest = {
-            name: x[numbers]
-            for name in ("targets", "lengths_B", "special_BN")
-            if (x := getattr(self, name)) is not None
-        }
-        padding = {number: (lengths_B[numbers], width) for number, (lengths_B, width) in self.padding.items()}
-        return replace(self, args=args, kwargs=kwargs, padding=padding, **rest)
+        return self._mapped(part, lambda x: x[numbers])
+
+    def _mapped(self, of_arguments: Callable[[Any], Any], of_sequences: Callable[[Tensor], Tensor]) -> "Example":
+        """The example with every argument mapped, and the tensors beside them that have one row a sequence."""
+        args, kwargs = tree_map(of_arguments, (self.args, dict(self.kwargs)))
+        beside = {name: getattr(self, name) for name in ("targets", "lengths_B", "special_BN")}
+        beside = {name: None if x is None else of_sequences(x) for name, x in beside.items()}
+        padding = {number: (of_sequences(lengths_B), width) for number, (lengths_B, width) in self.padding.items()}
+        return replace(self, args=args, kwargs=kwargs, padding=padding, **beside)
 
     def run(self, module: Callable) -> Any:
         """What a module returns for copies of the arguments, which it may change."""
@@ -171,10 +172,7 @@ class Example:
                 )
             return x.to(device, dtype if x.is_floating_point() else None)
 
-        args, kwargs = tree_map(moved, (self.args, dict(self.kwargs)))
-        rest = {name: moved(getattr(self, name)) for name in ("targets", "lengths_B", "special_BN")}
-        padding = {number: (moved(lengths_B), width) for number, (lengths_B, width) in self.padding.items()}
-        return replace(self, args=args, kwargs=kwargs, padding=padding, **rest)
+        return self._mapped(moved, moved)
 
 
 def build(spec: str) -> tuple[nn.Module, Example | None]:

@@ -50,18 +50,10 @@ class Norm(nn.Module):
         return self(x_BND), self.scale(x_BND)
 
     def forward(self, x_BND: Tensor) -> Tensor:
-        return self._scaled(self._normed(x_BND))
+        return self._scaled(_normed(self.kind, x_BND, self.weight, self.shift, self.epsilon))
 
     def _scaled(self, normed_BND: Tensor) -> Tensor:
         return normed_BND if self.factor == 1 else normed_BND * self.factor
-
-    def _normed(self, x_BND: Tensor) -> Tensor:
-        if self.kind == "l2norm":
-            scale_BN1 = self.scale(x_BND)
-            return x_BND * (scale_BN1 if self.weight is None else scale_BN1 * self.weight)
-        if self.kind == "layernorm":
-            return F.layer_norm(x_BND, (self.width,), self.weight, self.shift, self.epsilon)
-        return F.rms_norm(x_BND, (self.width,), self.weight, self.epsilon)
 
 
 def norm_scale(kind: str, x_BND: Tensor, epsilon: float = NORM_EPSILON) -> Tensor:
@@ -72,13 +64,19 @@ def norm_scale(kind: str, x_BND: Tensor, epsilon: float = NORM_EPSILON) -> Tenso
     return (centred.square().mean(-1, keepdim=True) + epsilon).rsqrt()
 
 
+def _normed(
+    kind: str, x_BND: Tensor, weight: Tensor | None, shift: Tensor | None, epsilon: float = NORM_EPSILON
+) -> Tensor:
+    if kind == "l2norm":
+        scale_BN1 = norm_scale(kind, x_BND, epsilon)
+        return x_BND * (scale_BN1 if weight is None else scale_BN1 * weight)
+    if kind == "layernorm":
+        return F.layer_norm(x_BND, x_BND.shape[-1:], weight, shift, epsilon)
+    return F.rms_norm(x_BND, x_BND.shape[-1:], weight, epsilon)
+
+
 def plain_norm(kind: str, x_BND: Tensor) -> Tensor:
     """A norm of this kind without a learned scale or shift."""
-    width = x_BND.shape[-1]
-    ones = x_BND.new_ones(width)
-    if kind == "layernorm":
-        # an explicit scale of 1 and shift of 0 select torch's fast kernel, which takes half the time
-        return F.layer_norm(x_BND, (width,), ones, torch.zeros_like(ones), NORM_EPSILON)
-    if kind == "l2norm":
-        return x_BND * norm_scale(kind, x_BND)
-    return F.rms_norm(x_BND, (width,), ones, NORM_EPSILON)
+    # an explicit scale of 1 and shift of 0 select torch's fast kernel of LayerNorm, which takes half the time
+    ones_D = x_BND.new_ones(x_BND.shape[-1])
+    return _normed(kind, x_BND, ones_D, torch.zeros_like(ones_D))
