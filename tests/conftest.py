@@ -14,6 +14,7 @@ from typing import Any
 import jinja2
 import pytest
 import torch
+from drawn import generator, randomised, transformer
 from jinja2.bccache import Bucket
 from matplotlib.figure import Figure
 from matplotlib.text import Text
@@ -102,22 +103,18 @@ def sorting_task() -> Callable[..., Task]:
 
 
 @pytest.fixture(scope="session")
-def random_network(model_config) -> Callable[..., tuple[Transformer, Batch]]:
+def random_network() -> Callable[..., tuple[Transformer, Batch]]:
     """random_network(num_sequences, seed, padded=False, **model keys): a small float64 network with random parameters,
     and so many sequences of 4 of 5 letters, with random classes of 3; padded ones have from 2 tokens on."""
 
     def make(num_sequences: int, seed: int, padded: bool = False, **changes: object) -> tuple[Transformer, Batch]:
-        cfg = model_config(**{"name": "small", "layers": 2, "heads": 2, "width": 4, **changes})
-        with torch.device("meta"):
-            model = Transformer(cfg, input_kind="tokens", num_inputs=5, num_outputs=3, length=4, padded=padded)
-        model = model.to_empty(device="cpu").double().requires_grad_(False).eval()
-        generator = torch.Generator().manual_seed(seed)
-        for parameter in model.parameters():
-            parameter.copy_(0.6 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
-        inputs = torch.randint(5, (num_sequences, 4), generator=generator)
-        targets = torch.randint(3, (num_sequences, 4), generator=generator)
+        sizes, draws = {"num_inputs": 5, "num_outputs": 3, "length": 4, "padded": padded}, generator(seed)
+        model = transformer(**sizes, **{"name": "small", "width": 4, **changes})
+        randomised(model, draws, 0.6).requires_grad_(False)
+        inputs = torch.randint(5, (num_sequences, 4), generator=draws)
+        targets = torch.randint(3, (num_sequences, 4), generator=draws)
         if padded:
-            behind = torch.arange(4) >= torch.randint(2, 5, (num_sequences, 1), generator=generator)
+            behind = torch.arange(4) >= torch.randint(2, 5, (num_sequences, 1), generator=draws)
             inputs, targets = inputs.masked_fill(behind, -1), targets.masked_fill(behind, -1)
         return model, Batch(inputs, targets)
 

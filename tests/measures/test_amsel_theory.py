@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from drawn import generator, normal
 from scipy import integrate, special
 
 from rankbench.analyses import ANALYSES, Subject, rank_theory
@@ -16,10 +17,6 @@ from rankbench.measures import amsel_theory as theory
 from rankbench.model import initial_model
 from rankbench.runs.tables import with_who
 from rankbench.tasks.nearest_neighbor import on_sphere, orthonormal
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def eta(dimension, degree):
@@ -163,13 +160,13 @@ def test_the_angle_limit_is_that_of_minus_a_projection(dimension, rank):
 
 
 def test_attention_is_represented_exactly_at_the_rank_of_its_scores():
-    q, k = (torch.randn(9, 3, generator=generator(seed), dtype=torch.float64) for seed in (0, 1))
+    q, k = (normal(seed, 9, 3) for seed in (0, 1))
     p = (q @ (k - k.mean(0)).T).softmax(1)  # rows of the scores have mean 0
     assert theory.low_rank_attention_error(p, 3) < 1e-12 < theory.low_rank_attention_error(p, 2)
 
 
 def test_the_margin_is_that_of_a_loop():
-    keys = torch.randn(6, 4, generator=generator(), dtype=torch.float64)
+    keys = normal(0, 6, 4)
     cosines = [torch.cosine_similarity(a, b, dim=0).item() for i, a in enumerate(keys) for b in keys[:i]]
     assert theory.sparse_margin(6, 4, generator()) == pytest.approx(1 - max(cosines), abs=1e-13)
 

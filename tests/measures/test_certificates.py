@@ -10,6 +10,7 @@ import mpmath
 import numpy as np
 import pytest
 import torch
+from drawn import normal
 from shipped import options_of
 
 from rankbench.analyses import ANALYSES, Subject
@@ -30,13 +31,12 @@ ON_BALL = [
     {"norm": "none", "mask": "causal", "activation": "relu", "skip_scale": 0.5, "branch_scale": -2.0},
     {"norm": "pre", "norm_kind": "rmsnorm", "temperature": 0.5, "mix_attention": 0.7},
     {"norm": "post", "norm_kind": "l2norm", "mask": "others"},
-    {"norm": "pre", "attention": "l2"},
+    {"norm": "pre", "attention": "l2", "norm_scale": "depth"},
+    {"norm": "post", "norm_scale": "depth"},
+    {"norm": "peri"},
+    {"norm": "ngpt"},
     {"norm": "none", "attention": "contractive_l2", "tied_qk": True, "contraction": 0.9},
 ]
-
-
-def states(seed, *shape):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def through(parts):
@@ -51,13 +51,13 @@ def test_a_certificate_holds_on_its_ball(random_network, changes):
         bounds = of_networks.certificate(network, 4, radius)
         assert math.isfinite(bounds.network) and len(bounds.layers) == len(bounds.attentions) == 2
         for number, apart in enumerate((1.0, 1.0, 0.1)):
-            x_ND = states(number, 1, 4) + apart * states(9 + number, 4, 4)
+            x_ND = normal(number, 1, 4) + apart * normal(9 + number, 4, 4)
             x_ND = radius * x_ND / x_ND.norm(dim=-1, keepdim=True) * torch.tensor([[1.0], [1.0], [0.5], [1.0]])
             whole = through([*network.sublayers, network.finish])
             assert jacobian_norm(whole, x_ND, "2") <= bounds.network * ROUNDING
             assert jacobian_norm(through(network.layers[0]), x_ND, "2") <= bounds.layers[0] * ROUNDING
             first = network.sublayers[0]
-            if first.place != "pre":
+            if first.place not in ("pre", "peri"):
                 assert jacobian_norm(through([first.f]), x_ND, "2") <= bounds.attentions[0] * ROUNDING
 
 
@@ -75,7 +75,7 @@ def test_lengths_are_bounded_from_part_to_part(random_network):
     for changes in ON_BALL:
         network, _ = random_network(1, seed=3, **changes)
         for sublayer in network.sublayers:
-            x_BND = states(4, 50, 4, 4)
+            x_BND = normal(4, 50, 4, 4)
             radius = x_BND.norm(dim=-1).max().item()
             if sublayer.norm is not None:
                 longest = sublayer.norm(x_BND).norm(dim=-1).max().item()

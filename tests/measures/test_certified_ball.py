@@ -9,6 +9,7 @@ import math
 import pandas as pd
 import pytest
 import torch
+from drawn import generator, normal
 from shipped import options_of
 
 from rankbench.analyses import ANALYSES, Subject
@@ -31,14 +32,6 @@ NETWORKS = [
     {"norm": "peri", "norm_kind": "l2norm", "attention": "l2", "mask": "causal"},
     {"norm": "none", "attention": "contractive_l2", "tied_qk": True, "contraction": 0.9, "mlp": False},
 ]
-
-
-def generator(seed):
-    return torch.Generator().manual_seed(seed)
-
-
-def normal(seed, *shape):
-    return torch.randn(*shape, generator=generator(seed), dtype=torch.float64)
 
 
 def through(network, x_BND):

@@ -5,6 +5,7 @@ import dataclasses
 import pandas as pd
 import pytest
 import torch
+from drawn import generator
 
 import rankbench as rb
 from rankbench.commands.compose import compose
@@ -23,7 +24,7 @@ OPTIONS = {"sequences": 20, "subset_sizes": [2], "repeats": 1}
 def network_and_inputs(*words):
     cfg = compose("analyze", "analysis=[residual]", *SMALL, *words)
     task = build_task(cfg.task)
-    inputs = task.sample(12, torch.Generator().manual_seed(0)).inputs
+    inputs = task.sample(12, generator(0)).inputs
     return initial_model(cfg.model, task, 0).eval(), inputs
 
 
@@ -39,10 +40,8 @@ def test_no_error_of_a_float32_sum_exceeds_its_floor(words):
     its error; a thousand would hide what can be measured."""
     network, inputs = network_and_inputs(*words)
     sums = heads_and_lengths(network, inputs)
-    generator = torch.Generator().manual_seed(1)
-    floors = floors_of_sums(
-        lambda copies: heads_and_lengths(network, side_by_side(inputs, copies)), sums, None, generator
-    )
+    copied = lambda copies: heads_and_lengths(network, side_by_side(inputs, copies))  # noqa: E731
+    floors = floors_of_sums(copied, sums, None, generator(1))
     errors = sums.double() - heads_and_lengths(network.double(), inputs)
     measured = frobenius_norm(errors), composite_norm(residual_matrix(errors))
     for floor_GB, error_GB in zip((floors.norm_GB, floors.residual_GB), measured, strict=True):
@@ -53,9 +52,9 @@ def test_no_error_of_a_float32_sum_exceeds_its_floor(words):
 
 @torch.no_grad()
 def test_products_in_place_change_what_they_are_given():
-    a, b, c = (torch.rand(3, 3, generator=torch.Generator().manual_seed(seed)) for seed in range(3))
+    a, b, c = (torch.rand(3, 3, generator=generator(seed)) for seed in range(3))
     given = c.clone()
-    with RandomRounding(torch.Generator().manual_seed(0)):
+    with RandomRounding(generator(0)):
         given.addmm_(a, b, beta=0.5, alpha=2.0)
         given.flatten(0, 1).cumsum_(0)
     wanted = (0.5 * c + 2.0 * a @ b).flatten().cumsum(0).view(3, 3)

@@ -14,6 +14,7 @@ import pytest
 import scipy.optimize
 import torch
 from breadth import some
+from drawn import generator, normal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shipped import options_of
@@ -53,10 +54,10 @@ def maps_of(w_q_HDK, w_k_HDK, w_v_HDK, w_o_HKD):
 def random_layer(
     seed, kind="l2", tied=True, width=4, heads=2, head_width=2, tokens=5, mask="none", gain=1.0, bias=False
 ):
-    generator = torch.Generator().manual_seed(seed)
+    draws = generator(seed)
 
     def draw(*shape):
-        return gain * torch.randn(*shape, generator=generator, dtype=torch.float64)
+        return gain * torch.randn(*shape, generator=draws, dtype=torch.float64)
 
     w_q_HDK, w_k_HDK, w_v_HDK = (draw(heads, width, head_width) for _ in range(3))
     b_q_HK, b_k_HK = bias * draw(heads, head_width), bias * draw(heads, head_width)
@@ -64,7 +65,7 @@ def random_layer(
         "none": None,
         "causal": torch.ones(tokens, tokens, dtype=torch.bool).tril(),
         # any mask at all, but that each query sees itself
-        "random": (torch.rand(tokens, tokens, generator=generator) < 0.5) | torch.eye(tokens, dtype=torch.bool),
+        "random": (torch.rand(tokens, tokens, generator=draws) < 0.5) | torch.eye(tokens, dtype=torch.bool),
     }[mask]
     w_o_HKD = draw(heads, head_width, width)
     maps = maps_of(w_q_HDK, w_q_HDK if tied else w_k_HDK, w_v_HDK, w_o_HKD)
@@ -78,8 +79,7 @@ def ones(tokens=None, w_q=1.0):
 
 
 def states(seed, sequences, tokens, width, size=1.0):
-    generator = torch.Generator().manual_seed(1000 + seed)
-    return size * torch.randn(sequences, tokens, width, generator=generator, dtype=torch.float64)
+    return size * normal(1000 + seed, sequences, tokens, width)
 
 
 def jacobian(layer, x_BND):
@@ -175,7 +175,7 @@ def test_the_theorem_holds_at_random_inputs(seed, shape, mask, size, gain):
 def test_the_theorem_holds_where_the_norm_was_maximised(shape, mask, p):
     tokens, width, heads, head_width = shape
     layer = random_layer(sum(shape), "l2", True, width, heads, head_width, tokens, mask)
-    starts = random_starts(6, tokens, width, 3.0, torch.Generator().manual_seed(0))
+    starts = random_starts(6, tokens, width, 3.0, generator(0))
     ascent = ascend(layer, starts / layer.maps.w_q_HDK.abs().mean(), p, 60, 0.1, 60)
     first, last = ascent.values_TB
     assert (last >= first).all() and last.max() > first.max()
@@ -317,7 +317,7 @@ def test_the_written_out_row_is_the_general_one_with_its_gradient():
 
 @pytest.mark.parametrize("tokens", [3, 21, 101])
 def test_the_ascent_reaches_the_constant_at_odd_numbers_of_tokens(tokens):
-    starts = random_starts(20, tokens, 1, 10.0, torch.Generator().manual_seed(0))
+    starts = random_starts(20, tokens, 1, 10.0, generator(0))
     exact = one_dimension_inf(ones(), tokens)
     plain, mirrored = (ascend(ones(), starts, "inf", 400, 0.1, 400, mirror=mirror) for mirror in (False, True))
     assert 0 <= exact * ROUNDING - mirrored.values_TB[-1].max().item() < 1e-3
@@ -344,7 +344,7 @@ def make_subject(model_config, sorting_task):
         task = sorting_task(length=4, alphabet=5, train_size=10, test_size=3)
         cfg = model_config(**{"name": "small", "layers": 2, "heads": 2, "width": 6, "init_gain": 3.0, **changes})
         models = {kind: initial_model(cfg, task, seed + n).double() for n, kind in enumerate(kinds)}
-        train, test = (task.sample(size, torch.Generator().manual_seed(seed)) for size in (10, 3))
+        train, test = (task.sample(size, generator(seed)) for size in (10, 3))
         return Subject("a run", seed, task, train, test, models)
 
     return make
@@ -389,7 +389,7 @@ def test_a_models_layer_is_the_functional_one(make_subject, changes):
 def test_cosine_attention_moves_no_more_than_its_bound(model_config, changes, p):
     """Also at inputs as short as sqrt(epsilon), where it is steepest: there more than a hundredth of the bound."""
     attention = Attention(model_config(attention="cosine", **changes)).double().requires_grad_(False)
-    draws, norms = torch.Generator().manual_seed(5), []
+    draws, norms = generator(5), []
     for parameter in attention.parameters():
         parameter.copy_(torch.randn(parameter.shape, generator=draws, dtype=torch.float64) * (parameter.ndim > 1))
 
@@ -411,7 +411,7 @@ def test_the_bound_of_cosine_attention_is_reached_and_below_the_published_one():
     zero, w_v, w_o = torch.zeros(1, 1, 1), torch.full((1, 1, 1), 3.0), torch.full((1, 1, 1), -2.0)
     reached = cosine_bound(maps_of(zero, zero, w_v, w_o), 10.0, 1e-4, 5, "inf")
     assert reached == pytest.approx(3 * 2 / 1e-2, rel=1e-6)
-    draws = torch.Generator().manual_seed(2)
+    draws = generator(2)
     for n in (1, 2, 7, 50):
         w_q, w_k, w_v = torch.randn(3, 1, 4, 4, generator=draws)
         norms = [torch.linalg.matrix_norm(w[0], 2).item() for w in (w_q, w_k, w_v)]

@@ -12,6 +12,7 @@ import pytest
 import scipy.linalg
 import scipy.stats
 import torch
+from drawn import normal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,16 +29,12 @@ seeds = st.integers(0, 2**32 - 1)
 sizes = st.integers(2, 7)
 
 
-def random_states(seed, *shape):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
 def random_attention(seed, *shape):
-    return torch.softmax(2 * random_states(seed, *shape), -1)
+    return torch.softmax(2 * normal(seed, *shape), -1)
 
 
 def random_orthogonal(seed, size):
-    return torch.linalg.qr(random_states(seed, size, size))[0]
+    return torch.linalg.qr(normal(seed, size, size))[0]
 
 
 def only(x_ND):
@@ -51,7 +48,7 @@ def only(x_ND):
 @every_seed
 @given(seeds, sizes, sizes)
 def test_norms_are_those_of_scipy(seed, num_tokens, width):
-    x = random_states(seed, 2, 3, num_tokens, width)
+    x = normal(seed, 2, 3, num_tokens, width)
     for batch, head in itertools.product(range(2), range(3)):
         matrix = x[batch, head].numpy()
         one_norm, inf_norm = scipy.linalg.norm(matrix, 1), scipy.linalg.norm(matrix, np.inf)
@@ -64,7 +61,7 @@ def test_norms_are_those_of_scipy(seed, num_tokens, width):
 
 @pytest.mark.parametrize("dtype, scale", [(torch.float32, 2.0**-100), (torch.float64, 2.0**-900)])
 def test_norms_do_not_underflow_where_squares_and_products_do(dtype, scale):
-    x = random_states(0, 4, 3).to(dtype)
+    x = normal(0, 4, 3).to(dtype)
     for norm in (composite_norm, norms.frobenius_norm):
         # Powers of two scale without rounding, except that the root of an odd power would not: both are even.
         torch.testing.assert_close(norm(x * scale) / scale, norm(x))
@@ -118,7 +115,7 @@ def reference_state_metrics(x):
 
 @pytest.mark.parametrize("num_tokens, width", [(7, 4), (4, 7), (5, 5), (2, 9)])
 def test_state_metrics_are_those_of_a_numpy_loop(num_tokens, width):
-    x_BND = random_states(1, 3, num_tokens, width)
+    x_BND = normal(1, 3, num_tokens, width)
     values = state_metrics(x_BND)
     for index, x in enumerate(x_BND.numpy()):
         expected = reference_state_metrics(x)
@@ -128,7 +125,7 @@ def test_state_metrics_are_those_of_a_numpy_loop(num_tokens, width):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_state_metrics_keep_the_dtype_and_have_one_value_per_sequence(dtype):
-    x_BND = random_states(3, 5, 6, 4).to(dtype)
+    x_BND = normal(3, 5, 6, 4).to(dtype)
     values = state_metrics(x_BND)
     assert list(values) == list(STATE_METRICS)
     assert all(value.dtype == dtype and value.shape == (5,) for value in values.values())
@@ -190,7 +187,7 @@ def test_numerical_rank_counts_what_is_above_rounding():
 @every_seed
 @given(seeds, sizes, sizes)
 def test_residual_is_zero_if_and_only_if_all_tokens_are_equal(seed, num_tokens, width):
-    collapsed_BND = random_states(seed, 1, 1, width).repeat(1, num_tokens, 1)
+    collapsed_BND = normal(seed, 1, 1, width).repeat(1, num_tokens, 1)
     values = state_metrics(collapsed_BND)
     for name in ("residual", "residual_frobenius", "relative_residual", "high_frequency_energy"):
         assert values[name].item() == 0  # exactly: equal tokens have difference 0
@@ -212,7 +209,7 @@ def test_residual_of_a_nearly_collapsed_sequence_is_accurate_below_eps_of_the_se
 @every_seed
 @given(seeds, sizes, sizes)
 def test_median_minimises_the_one_norm_exactly(seed, num_tokens, width):
-    x = random_states(seed, num_tokens, width)
+    x = normal(seed, num_tokens, width)
     # Brute force: a column sum of |X - x_d| is piecewise linear in x_d, so one of the column's entries minimises it.
     columns = [min((column - entry).abs().sum() for entry in column) for column in x.T]
     torch.testing.assert_close(norms.one_norm(residual_from_median(x)), max(columns), **EXACT)
@@ -224,7 +221,7 @@ DEFINED_FOR_ZERO = {"residual", "residual_frobenius", "numerical_rank"}
 
 
 def test_all_zero_sequence_is_nan_where_a_metric_is_undefined():
-    x_BND = random_states(10, 3, 4, 5)
+    x_BND = normal(10, 3, 4, 5)
     x_BND[1] = 0
     values = state_metrics(x_BND)
     for name in STATE_METRICS:
@@ -236,7 +233,7 @@ def test_all_zero_sequence_is_nan_where_a_metric_is_undefined():
 
 
 def test_single_token_has_no_residual_and_no_cosine():
-    values = {name: value.item() for name, value in state_metrics(random_states(11, 1, 1, 5)).items()}
+    values = {name: value.item() for name, value in state_metrics(normal(11, 1, 1, 5)).items()}
     for name in ("residual", "relative_residual", "residual_frobenius", "high_frequency_energy"):
         assert values[name] == 0
     for name in ("stable_rank", "effective_rank", "participation_ratio", "numerical_rank"):
@@ -249,7 +246,7 @@ def test_single_token_has_no_residual_and_no_cosine():
     )
     assert undefined == cosines | ranks
     # Undefined, and not the infinity that rounding error over zero pairs would be in some of 64 sequences.
-    x_BND = random_states(11, 64, 3, 50)
+    x_BND = normal(11, 64, 3, 50)
     x_BND[:, 1:] = 0
     assert state_metrics(x_BND)["mean_cosine"].isnan().all()
 
@@ -267,21 +264,21 @@ def test_high_frequency_energy_of_centred_tokens_is_infinite():
 
 
 def test_own_rounding_knows_its_dtype():
-    x_BND = 1 + 1e-3 * random_states(12, 2, 5, 3)
+    x_BND = 1 + 1e-3 * normal(12, 2, 5, 3)
     ratio = norms.own_rounding(x_BND.float()).double() / norms.own_rounding(x_BND)
     # eps is 2^-23 and 2^-52; the norm itself differs by rounding.
     torch.testing.assert_close(ratio, torch.full_like(ratio, 2.0**29), rtol=1e-6, atol=0)
 
 
 def test_a_given_floor_is_in_the_table_in_both_units_and_says_what_is_below():
-    x_BND = random_states(12, 3, 5, 3)
+    x_BND = normal(12, 3, 5, 3)
     floor_B = composite_norm(residual_matrix(x_BND)) * torch.tensor([0.5, 1.0, 2.0])
     values = state_metrics(x_BND, floor_B=floor_B)
     assert set(values) == {*STATE_METRICS, *STATE_FLOORS}
     assert values["below_floor"].tolist() == [False, True, True]
     torch.testing.assert_close(values["noise_floor"], floor_B)
     torch.testing.assert_close(values["relative_noise_floor"], floor_B / composite_norm(x_BND))
-    p_BHNM = random_states(13, 3, 2, 4, 4).softmax(-1)
+    p_BHNM = normal(13, 3, 2, 4, 4).softmax(-1)
     size_BH = composite_norm(p_BHNM)
     factor_BH = torch.tensor([[0.5, 2.0]] * 3)
     floor_BH = composite_norm(residual_matrix(p_BHNM)) * factor_BH
@@ -335,7 +332,7 @@ def reference_attention_metrics(p, visible):
 def test_attention_metrics_are_those_of_a_numpy_loop(mask):
     distance_NM = torch.arange(6)[:, None] - torch.arange(6)
     visible_NM = {"none": distance_NM > -9, "causal": distance_NM >= 0, "window": distance_NM.abs() <= 1}[mask]
-    scores_BHNM = random_states(13, 2, 3, 6, 6).masked_fill(~visible_NM, -math.inf)
+    scores_BHNM = normal(13, 2, 3, 6, 6).masked_fill(~visible_NM, -math.inf)
     p_BHNM = torch.softmax(scores_BHNM, -1)
     values = attention_metrics(p_BHNM, None if mask == "none" else visible_NM)
     for batch, head in itertools.product(range(2), range(3)):
@@ -379,7 +376,7 @@ def test_rectangular_attention_has_no_eigenvalues():
 
 @pytest.mark.parametrize("scale", [1e-200, 1e-30, 1.0, 1e200])
 def test_a_cosine_does_not_depend_on_lengths(scale):
-    x, y = random_states(0, 2, 5), random_states(1, 2, 5)
+    x, y = normal(0, 2, 5), normal(1, 2, 5)
     expected = torch.einsum("bd,bd->b", x, y) / (x.norm(dim=-1) * y.norm(dim=-1))
     torch.testing.assert_close(cosine(scale * x, y / scale), expected, **EXACT)
     assert cosine(0 * x, y).isnan().all()

@@ -11,6 +11,7 @@ import pytest
 import scipy.special
 import scipy.stats
 import torch
+from drawn import generator, label_of, randomised, transformer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,7 +21,6 @@ from rankbench.measures.dong_theory import num_paths
 from rankbench.measures.frozen_network import FrozenNetwork, PathSums, sums_by_length
 from rankbench.measures.paths import PathTree, all_paths, read_out, sample_paths, sums_of_groups
 from rankbench.measures.recomputed_network import RecomputedNetwork
-from rankbench.model.transformer import Transformer
 
 # Float64, a few hundred additions: eps = 2.2e-16, so 1e-12 of the largest part leaves a margin of ten to a hundred.
 ROUNDING = 1e-12
@@ -30,25 +30,9 @@ every = settings(max_examples=10, deadline=None)
 seeds = st.integers(0, 2**32 - 1)
 
 
-def generator(seed):
-    return torch.Generator().manual_seed(seed)
-
-
-@pytest.fixture(scope="session")
-def network(model_config):
-    """network(seed=0, **changes): a small Transformer on 7 tokens in, 4 classes out, all parameters random, float64."""
-
-    def make(seed=0, **changes):
-        cfg = model_config(**{"layers": 2, "heads": 2, "width": 6, "mlp_ratio": 1.5, **changes})
-        with torch.device("meta"):
-            model = Transformer(cfg, input_kind="tokens", num_inputs=7, num_outputs=4, length=5)
-        model = model.to_empty(device="cpu").double().requires_grad_(False)
-        draws = generator(seed)
-        for parameter in model.parameters():  # norms and biases too: nothing stays 0 or 1
-            parameter.copy_(0.5 * torch.randn(parameter.shape, generator=draws, dtype=torch.float64))
-        return model
-
-    return make
+def network(seed=0, **changes):
+    """A small Transformer on 7 tokens in, 4 classes out, all parameters random."""
+    return randomised(transformer(**{"mlp_ratio": 1.5, **changes}), generator(seed)).requires_grad_(False)
 
 
 def tokens(seed=1, num_sequences=2, num_tokens=4):
@@ -234,10 +218,6 @@ MIXES = [
 ]
 
 
-def label_of(changes):
-    return "-".join(f"{key}={value}" for key, value in changes.items() if key != "seed")
-
-
 def assert_sums_are_by_hand(model, inputs, mlp):
     """The three parts of PathSums, each against the enumeration."""
     hand = ByHand(model, inputs, mlp)
@@ -260,7 +240,7 @@ QUICK += [mix | {"layers": 3, "seed": 1} for mix in MIXES]
 
 
 @pytest.mark.parametrize("changes", QUICK, ids=label_of)
-def test_sums_by_length_are_the_enumerated_ones(network, changes):
+def test_sums_by_length_are_the_enumerated_ones(changes):
     model = network(**changes)
     for mlp in ("gate", "source") if model.cfg.mlp else ("gate",):
         assert_sums_are_by_hand(model, tokens(changes["seed"], 2, 3 + changes["seed"] % 3), mlp)
@@ -292,7 +272,7 @@ def test_nothing_is_missing_of_a_state_of_zero():
     torch.testing.assert_close(lost, torch.full_like(lost, 0.5))
 
 
-def test_without_values_no_longer_path_arrives_and_norms_of_nothing_are_finite(network):
+def test_without_values_no_longer_path_arrives_and_norms_of_nothing_are_finite():
     model = network(norm="post")
     for block in model.blocks:
         block.attention.qkv.weight[-6:] = 0
@@ -301,7 +281,7 @@ def test_without_values_no_longer_path_arrives_and_norms_of_nothing_are_finite(n
 
 
 @pytest.mark.parametrize("norm", ["none", "pre", "post"])
-def test_the_remainder_of_single_precision_is_single_rounding(network, norm):
+def test_the_remainder_of_single_precision_is_single_rounding(norm):
     model = network(layers=3, width=8, norm=norm).float()
     remainder = sums_by_length(model, tokens(num_sequences=8)).remainder()
     assert remainder.dtype == torch.float32
@@ -310,7 +290,7 @@ def test_the_remainder_of_single_precision_is_single_rounding(network, norm):
 
 
 @pytest.mark.parametrize("mlp", ["gate", "source"])
-def test_the_sweep_does_not_care_how_many_sequences_it_takes(network, monkeypatch, mlp):
+def test_the_sweep_does_not_care_how_many_sequences_it_takes(monkeypatch, mlp):
     model, inputs, built = network(layers=3), tokens(num_sequences=7), []
 
     class Counted(FrozenNetwork):
@@ -331,7 +311,7 @@ def test_the_sweep_does_not_care_how_many_sequences_it_takes(network, monkeypatc
             close(part, same)
 
 
-def test_sums_by_length_leave_no_gradient_and_no_trace(network):
+def test_sums_by_length_leave_no_gradient_and_no_trace():
     model = network().requires_grad_(True)
     assert not any(part.requires_grad for part in sums_by_length(model, tokens()))
 
@@ -359,7 +339,7 @@ GROUPS = [
     ],
     ids=label_of,
 )
-def test_frozen_groups_are_sums_of_paths_by_hand(network, changes, mlp):
+def test_frozen_groups_are_sums_of_paths_by_hand(changes, mlp):
     model, inputs = network(layers=3, **changes), tokens(num_sequences=3)
     hand = ByHand(model, inputs, mlp)
     got = sums_of_groups(FrozenNetwork(model, inputs, mlp), GROUPS)
@@ -410,7 +390,7 @@ RECOMPUTED = [
 
 @pytest.mark.parametrize("mlp", [False, True])
 @pytest.mark.parametrize("changes", RECOMPUTED, ids=label_of)
-def test_recomputed_groups_are_networks_of_their_own_by_hand(network, changes, mlp):
+def test_recomputed_groups_are_networks_of_their_own_by_hand(changes, mlp):
     model, inputs = network(layers=3, **changes), tokens(num_sequences=3)
     got = sums_of_groups(RecomputedNetwork(model, inputs, mlp), GROUPS)
     zero = np.zeros((3, 4, 6))
@@ -419,7 +399,7 @@ def test_recomputed_groups_are_networks_of_their_own_by_hand(network, changes, m
 
 
 @pytest.mark.parametrize("kind", [FrozenNetwork, RecomputedNetwork])
-def test_more_paths_than_memory_should_hold_run_in_batches(network, monkeypatch, kind):
+def test_more_paths_than_memory_should_hold_run_in_batches(monkeypatch, kind):
     model = network(layers=3)
     groups = [all_paths(3, model.num_heads, length) for length in range(4)]
     groups.append(groups[1].repeat(2, axis=0))  # each path twice
@@ -432,7 +412,7 @@ def test_more_paths_than_memory_should_hold_run_in_batches(network, monkeypatch,
 
 
 @pytest.mark.parametrize("kind", [FrozenNetwork, RecomputedNetwork])
-def test_groups_do_not_care_how_much_is_held_at_a_time(network, monkeypatch, kind):
+def test_groups_do_not_care_how_much_is_held_at_a_time(monkeypatch, kind):
     model, inputs, slices, sums = network(layers=3), tokens(num_sequences=5), [], []
     step = kind.step
     monkeypatch.setattr(
@@ -448,7 +428,7 @@ def test_groups_do_not_care_how_much_is_held_at_a_time(network, monkeypatch, kin
 
 
 @pytest.mark.parametrize("kind", [FrozenNetwork, RecomputedNetwork])
-def test_a_shared_prefix_is_computed_once(network, monkeypatch, kind):
+def test_a_shared_prefix_is_computed_once(monkeypatch, kind):
     rows, step = [], kind.step
 
     def counted(self, states_PBND, layer, choice, sequences):
@@ -476,7 +456,7 @@ def test_the_tree_leads_every_path_to_a_leaf_of_its_own(paths):
 
 @pytest.mark.parametrize("norm_kind", ["layernorm", "rmsnorm"])
 @pytest.mark.parametrize("norm", ["none", "pre", "post"])
-def test_a_subset_is_read_out_raw_or_normalised_without_learned_parts(network, norm, norm_kind):
+def test_a_subset_is_read_out_raw_or_normalised_without_learned_parts(norm, norm_kind):
     model = network(norm=norm, norm_kind=norm_kind)
     sums = torch.randn(3, 4, 6, generator=generator(0), dtype=torch.float64)
     weight, bias = model.read_out.weight.numpy(), model.read_out.bias.numpy()
@@ -555,7 +535,7 @@ def test_few_paths_of_a_deep_network_are_listed_without_the_others(heads, length
     assert {tuple(path) for path in drawn} == set(wanted)
 
 
-def test_frozen_sums_of_a_deep_network_are_one_sweep(network):
+def test_frozen_sums_of_a_deep_network_are_one_sweep():
     """96 layers of 2 heads have 3^96 paths; their number by length is what identity attention and M = H shows.
 
     With a window of 0 each token sees itself alone, P = I.

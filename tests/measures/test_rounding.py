@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from drawn import generator
 
 from rankbench.commands.compose import compose
 from rankbench.measures import rounding
@@ -26,7 +27,7 @@ EPS = 2.0**-52
 
 
 def noisy(operation, *args, seed=0):
-    with RandomRounding(torch.Generator().manual_seed(seed)):
+    with RandomRounding(generator(seed)):
         return operation(*args)
 
 
@@ -85,7 +86,7 @@ def test_a_sum_that_cancels_is_off_by_eps_of_its_terms():
     ],
 )
 def test_what_involves_no_rounding_stays(operation):
-    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x = torch.randn(3, 4, generator=generator(0), dtype=torch.float64)
     assert torch.equal(noisy(operation, x), operation(x))
 
 
@@ -110,7 +111,7 @@ def test_counts_of_tokens_are_exact(count):
 
 
 def test_a_conversion_rounds_to_coarser_numbers_alone():
-    x = torch.randn(100, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(100, generator=generator(0))
     assert torch.equal(noisy(lambda x: x.double(), x), x.double())
     error = noisy(lambda x: x.bfloat16(), x).double() - x.bfloat16().double()
     assert 0.25 < (error.abs() / x.abs()).max() / torch.finfo(torch.bfloat16).eps < 1.7
@@ -124,7 +125,7 @@ def test_hidden_keys_stay_hidden():
 
 
 def test_noise_is_a_function_of_its_generator_and_of_nothing_else():
-    x, before = torch.randn(5, 5, generator=torch.Generator().manual_seed(0)), torch.get_rng_state()
+    x, before = torch.randn(5, 5, generator=generator(0)), torch.get_rng_state()
     assert torch.equal(noisy(torch.exp, x, seed=1), noisy(torch.exp, x, seed=1))
     assert not torch.equal(noisy(torch.exp, x, seed=1), noisy(torch.exp, x, seed=2))
     assert torch.equal(torch.get_rng_state(), before)
@@ -133,7 +134,7 @@ def test_noise_is_a_function_of_its_generator_and_of_nothing_else():
 @pytest.mark.parametrize("shape", [(6, 40), (1, 6, 40)])
 def test_the_noise_of_large_results_is_drawn_a_part_at_a_time(shape, monkeypatch):
     """From a pool of a few numbers, and every number gets some; up to half of the draws round to the number itself."""
-    x = torch.rand(shape, generator=torch.Generator().manual_seed(0)).double() + 1
+    x = torch.rand(shape, generator=generator(0)).double() + 1
     b = torch.ones(40, 40).double()
     monkeypatch.setattr(rounding, "LARGE", 50)
     monkeypatch.setattr(rounding, "POOL", 1)
@@ -143,7 +144,7 @@ def test_the_noise_of_large_results_is_drawn_a_part_at_a_time(shape, monkeypatch
         (F.gelu, x),
         (lambda x: x.sum(0), x.sum(0)),
     ):
-        with RandomRounding(torch.Generator().manual_seed(0)) as mode:
+        with RandomRounding(generator(0)) as mode:
             error = (operation(x) - operation(x.clone())).abs() / size  # two draws
         assert 0.9 * EPS < error.max() <= 5 * EPS and (error > 0).double().mean() > 0.5
         assert all(pool.numel() <= 400 for pool in mode.pools.values())
@@ -174,7 +175,7 @@ def networks(number, model_config, sorting_task):
         task = sorting_task(length=int(draw.choice(LENGTHS)), alphabet=10)
         cfg = model_config(layers=int(draw.choice(LAYERS)), width=int(draw.choice(WIDTHS)), **kind)
         model = initial_model(cfg, task, seed).requires_grad_(False)
-        inputs = task.sample(8, torch.Generator().manual_seed(seed)).inputs
+        inputs = task.sample(8, generator(seed)).inputs
         yield without(model, skip=bool(draw.integers(2)), mlp=bool(draw.integers(2))), inputs
 
 
@@ -205,8 +206,8 @@ def test_the_rounding_of_the_tokens_alone_is_less_than_the_error(model_config, s
     """What the floor was once taken to be: an MLP of ratio 4 without skips exceeds it."""
     task = sorting_task(length=16)
     model = initial_model(model_config(layers=4, width=96, mlp_ratio=4), task, 0).requires_grad_(False)
-    network, inputs = without(model.double(), skip=True), task.sample(8, torch.Generator().manual_seed(0)).inputs
-    *_, (x_BND, floor_B) = states_with_floors(network, inputs, torch.Generator().manual_seed(0))
+    network, inputs = without(model.double(), skip=True), task.sample(8, generator(0)).inputs
+    *_, (x_BND, floor_B) = states_with_floors(network, inputs, generator(0))
     measured_B = composite_norm(residual_matrix(x_BND))  # of a residual below 1e-50
     assert (own_rounding(x_BND) < measured_B).any() and (measured_B < floor_B).all()
     assert (floor_B < 100 * own_rounding(x_BND)).all()
@@ -218,8 +219,8 @@ def test_tokens_that_cancel_keep_the_error_of_what_they_were():
     cfg = compose("analyze", *words.split())
     task = build_task(cfg.task)
     model = initial_model(cfg.model, task, 0).requires_grad_(False).double()
-    inputs = task.sample(32, torch.Generator().manual_seed(0)).inputs
-    _, *floored_states = states_with_floors(model, inputs, torch.Generator().manual_seed(0))
+    inputs = task.sample(32, generator(0)).inputs
+    _, *floored_states = states_with_floors(model, inputs, generator(0))
     _, *true_states = propagate(model, inputs)
     for layer, (state, (x_BND, floor_B)) in enumerate(zip(true_states, floored_states, strict=True)):
         true_B = log_residual(state).exp()  # 1e-3, 1e-10, 1e-34, 1e-103
@@ -237,11 +238,11 @@ def test_absent_tokens_are_no_part_of_a_floor(model_config, sorting_task):
     with torch.device("meta"):
         padded = type(model)(cfg, **{**model.sizes, "padded": True})
     padded.load_state_dict(model.state_dict(), assign=True)
-    inputs = task.sample(4, torch.Generator().manual_seed(0)).inputs
+    inputs = task.sample(4, generator(0)).inputs
     filled = inputs.clone()
     filled[:, 4:] = -1
     both = ((padded, filled), (model, inputs[:, :4]))
-    steps = [list(run_with_floors(network, tokens, torch.Generator().manual_seed(0))) for network, tokens in both]
+    steps = [list(run_with_floors(network, tokens, generator(0))) for network, tokens in both]
     for (step, floors), (_, alone) in zip(*steps, strict=True):
         for floor, wanted in zip(floors, alone, strict=True):
             # other noise, drawn for 4 sequences
@@ -253,7 +254,7 @@ def test_tokens_of_zero_have_the_smallest_floor(model_config, sorting_task, dtyp
     task = sorting_task(length=4)
     cfg = model_config(layers=2, width=8, norm="none", skip=False, mlp=False, mlp_skip=False, bias=False, values="zero")
     model = initial_model(cfg, task, 0).requires_grad_(False).to(dtype)
-    inputs = task.sample(3, torch.Generator().manual_seed(0)).inputs
+    inputs = task.sample(3, generator(0)).inputs
     rows = [values for where, values in metrics_by_layer(model, inputs, torch.Generator()) if where["layer"] == 2]
     assert rows[-1]["noise_floor"].tolist() == [torch.finfo(dtype).tiny] * 3
     assert rows[-1]["below_floor"].all() and rows[-1]["relative_noise_floor"].isnan().all()
@@ -262,7 +263,7 @@ def test_tokens_of_zero_have_the_smallest_floor(model_config, sorting_task, dtyp
 def test_the_columns_of_the_floor_are_consistent(model_config, sorting_task):
     task = sorting_task(length=5)
     model = initial_model(model_config(layers=2, width=8), task, 0).requires_grad_(False)
-    inputs = task.sample(6, torch.Generator().manual_seed(0)).inputs
+    inputs = task.sample(6, generator(0)).inputs
     once, again = (list(metrics_by_layer(model, inputs, generator_for(0, "rounding"))) for _ in range(2))
     for (where, values), (_, same) in zip(once, again, strict=True):
         assert all(torch.equal(values[name], same[name]) for name in values if not values[name].isnan().any())
@@ -283,6 +284,6 @@ def test_every_part_of_a_network_can_be_perturbed(model_config, sorting_task, at
     more = {"contraction": 1.0, "tied_qk": True} if attention == "contractive_l2" else {"latent_width": 3}
     cfg = model_config(layers=2, width=8, heads=2, attention=attention, norm_kind="l2norm", **more)
     model = initial_model(cfg, task, 0).requires_grad_(False)
-    inputs = task.sample(3, torch.Generator().manual_seed(0)).inputs
-    for _, floors in run_with_floors(model, inputs, torch.Generator().manual_seed(0)):
+    inputs = task.sample(3, generator(0)).inputs
+    for _, floors in run_with_floors(model, inputs, generator(0)):
         assert all(floor.isfinite().all() and (floor > 0).all() for floor in floors if floor is not None)

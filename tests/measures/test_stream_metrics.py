@@ -3,37 +3,30 @@
 import numpy as np
 import pytest
 import torch
+from drawn import generator, normal, transformer
 
 import rankbench
 from rankbench.measures.streams import mixing_metrics, stream_residual, streams_by_layer
 from rankbench.model.initialise import initialise
-from rankbench.model.transformer import Transformer
 
 S, LAYERS = 3, 2
 # Float64: eps = 2.2e-16, a few dozen operations on numbers of size 1
 ROUNDING = 1e-13
 
 
-@pytest.fixture
-def network(model_config):
-    """network(keys): a Transformer with hyper-connections in float64, and tokens."""
-
-    def make(**keys):
-        keys = {"norm": "pre", "hyper_connections": "free", "streams": S, **keys}
-        cfg = model_config(layers=LAYERS, heads=2, width=6, **keys)
-        model = Transformer(cfg, input_kind="tokens", num_inputs=7, num_outputs=4, length=5).double()
-        generator = torch.Generator().manual_seed(0)
-        initialise(model, generator)
-        return model.requires_grad_(False), torch.randint(7, (4, 5), generator=generator)
-
-    return make
+def network(**keys):
+    """A Transformer with hyper-connections, and tokens."""
+    keys = {"norm": "pre", "hyper_connections": "free", "streams": S, **keys}
+    model, draws = transformer(layers=LAYERS, **keys).requires_grad_(False), generator()
+    initialise(model, draws)
+    return model, torch.randint(7, (4, 5), generator=draws)
 
 
 def connections(model):
     return [getattr(block, f"{kind}_streams") for block in model.blocks for kind in ("attention", "mlp")]
 
 
-def test_plain_skips_keep_the_streams_equal(network):
+def test_plain_skips_keep_the_streams_equal():
     rows = list(streams_by_layer(*network(stream_deviation=0.0)))
     assert [place for place, _ in rows] == [(layer, kind) for layer in (1, 2) for kind in ("attention", "mlp")]
     for _, (residual_B, of_mixing) in rows:
@@ -41,7 +34,7 @@ def test_plain_skips_keep_the_streams_equal(network):
         assert of_mixing == pytest.approx({"mixing_from_identity": 0, "mixing_from_mean": 1, "mixing_gain": 1})
 
 
-def test_the_product_of_doubly_stochastic_matrices_has_gain_1(network):
+def test_the_product_of_doubly_stochastic_matrices_has_gain_1():
     model, inputs = network(hyper_connections="doubly_stochastic", stream_deviation=0.1)
     product_SS = torch.eye(S, dtype=torch.float64)
     for connection, (_, (residual_B, of_mixing)) in zip(
@@ -57,7 +50,7 @@ def test_the_product_of_doubly_stochastic_matrices_has_gain_1(network):
         assert residual_B.min() > 1e-3
 
 
-def test_mixing_to_the_mean_makes_the_streams_equal(network):
+def test_mixing_to_the_mean_makes_the_streams_equal():
     model, inputs = network(stream_deviation=0.3)
     for connection in connections(model):
         connection.mix.fill_(1 / S)
@@ -74,7 +67,7 @@ def test_gain_and_distances_of_matrices_that_do_not_keep_sizes():
 
 
 def test_the_residual_of_streams_token_by_token():
-    x_BNSD = torch.randn(2, 4, S, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x_BNSD = normal(0, 2, 4, S, 5)
     counted_BN = torch.tensor([[True, True, False, True], [False, True, True, False]])
     for x_NSD, counted_N, got in zip(x_BNSD, counted_BN, stream_residual(x_BNSD, counted_BN), strict=True):
         ratios = []
@@ -87,7 +80,7 @@ def test_the_residual_of_streams_token_by_token():
 
 
 @pytest.mark.parametrize("keys", [{}, {"value_residual": 0.5}, {"embedding_skip": 0.5}])
-def test_other_networks_have_no_mixing_matrices(network, keys):
+def test_other_networks_have_no_mixing_matrices(keys):
     assert list(streams_by_layer(*network(hyper_connections="none", **keys))) == []
 
 

@@ -13,6 +13,7 @@ import scipy.optimize
 import torch
 import torch.nn.functional as F
 from breadth import some
+from drawn import generator, label_of, normal, randomised, transformer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.func import functional_call, vmap
@@ -28,7 +29,6 @@ from rankbench.measures.residual_propagation import log_lemma_constant, propagat
 from rankbench.model.attention import FUSED_FROM_TOKENS
 from rankbench.model.contraction import inverse_phi, l2_bound_inf
 from rankbench.model.network import run
-from rankbench.model.transformer import Transformer
 from rankbench.model.weightings import ATTENTIONS, COSINE_EPSILON
 
 # Float64 against another float64 route: a few hundred terms of order 1 to 10, eps = 2.2e-16.
@@ -55,36 +55,15 @@ every = settings(max_examples=10, deadline=None)
 seeds = st.integers(0, 2**32 - 1)
 
 
-def label_of(changes):
-    return "-".join(f"{key}={value}" for key, value in changes.items())
+def network(seed=0, padded=False, deviation=0.5, **changes):
+    """A small Transformer on 7 tokens in, 4 classes out, all parameters random."""
+    model = transformer(**{"mlp_ratio": 1.5, "length": 300, "padded": padded, **changes})
+    return randomised(model, generator(seed), deviation)
 
 
-def normal(seed, *shape):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-@pytest.fixture(scope="session")
-def network(model_config):
-    """network(seed=0, padded=False, **changes): a small Transformer on 7 tokens in, 4 classes out, random, float64."""
-
-    def make(seed=0, padded=False, deviation=0.5, **changes):
-        cfg = model_config(**{"layers": 2, "heads": 2, "width": 6, "mlp_ratio": 1.5, **changes})
-        sizes = {"input_kind": "tokens", "num_inputs": 7, "num_outputs": 4, "length": 300, "padded": padded}
-        with torch.device("meta"):
-            model = Transformer(cfg, **sizes)
-        model = model.to_empty(device="cpu").double()
-        draws = torch.Generator().manual_seed(seed)
-        for parameter in model.parameters():
-            parameter.data = deviation * torch.randn(parameter.shape, generator=draws, dtype=torch.float64)
-        return model.eval()
-
-    return make
-
-
-@pytest.fixture(scope="session")
-def layer(network):
-    """layer(...): the attention of the first layer of `network`."""
-    return lambda *args, **changes: network(*args, **changes).attentions[0]
+def layer(*args, **changes):
+    """The attention of the first layer of `network`."""
+    return network(*args, **changes).attentions[0]
 
 
 # --- by hand ----------------------------------------------------------------------------------------------------------
@@ -178,7 +157,7 @@ def attention_by_hand(attention, cfg, x_BND, lengths):
 @pytest.mark.parametrize("mask", MASKS, ids=label_of)
 @pytest.mark.parametrize("changes", some(VARIANTS, 2), ids=label_of)
 @torch.no_grad()
-def test_each_attention_is_that_of_a_loop(network, changes, mask):
+def test_each_attention_is_that_of_a_loop(changes, mask):
     for others in ({"bias": False}, MIXED):
         model = network(1, **changes, **mask, **others)
         attention, x_BND = model.attentions[0], normal(2, 3, 4, 6)
@@ -239,7 +218,7 @@ FUSED = [
 @pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
 @pytest.mark.parametrize("mask", MASKS, ids=label_of)
 @pytest.mark.parametrize("changes", FUSED, ids=label_of)
-def test_fused_and_explicit_agree_forward_and_backward(layer, monkeypatch, changes, mask, padded):
+def test_fused_and_explicit_agree_forward_and_backward(monkeypatch, changes, mask, padded):
     calls, fused = [], F.scaled_dot_product_attention
     monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *a, **k: calls.append(1) or fused(*a, **k))
     num_tokens = FUSED_FROM_TOKENS + 1
@@ -262,7 +241,7 @@ def test_fused_and_explicit_agree_forward_and_backward(layer, monkeypatch, chang
 @pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
 @pytest.mark.parametrize("mask", MASKS, ids=label_of)
 @pytest.mark.parametrize("changes", [{"head_width": 1}, *FUSED], ids=label_of)
-def test_networks_side_by_side_are_fused_in_one_call(layer, monkeypatch, changes, mask, padded):
+def test_networks_side_by_side_are_fused_in_one_call(monkeypatch, changes, mask, padded):
     calls, fused = [], F.scaled_dot_product_attention
     monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *a, **k: calls.append(a[0].shape) or fused(*a, **k))
     num_tokens = 5 if "head_width" in changes and changes["head_width"] == 1 else FUSED_FROM_TOKENS + 1
@@ -308,7 +287,7 @@ class Sizes(TorchDispatchMode):
 
 @pytest.mark.parametrize("mask", MASKS[:2], ids=label_of)
 @pytest.mark.parametrize("changes", [{"attention": "l2"}, CONTRACTIVE, {"attention": "cosine"}], ids=label_of)
-def test_training_makes_no_table_of_tokens_by_tokens(layer, changes, mask):
+def test_training_makes_no_table_of_tokens_by_tokens(changes, mask):
     module, num_tokens = layer(1, **changes, **mask).float(), 250
     largest = []
     for kernel in ("fused", "table"):
@@ -344,7 +323,7 @@ def test_inverse_phi_is_the_largest_value_of_the_lemma(num_keys):
 @pytest.mark.parametrize("mixed", [{}, MIXED], ids=["plain", "mixed"])
 @pytest.mark.parametrize("changes", [{}, {"heads": 3, "head_width": 4, "value_width": 2}], ids=label_of)
 @torch.no_grad()
-def test_the_bound_is_theorem_3_2(network, changes, mixed):
+def test_the_bound_is_theorem_3_2(changes, mixed):
     model = network(3, **TIED, **changes, **mixed)
     attention = model.attentions[0]
     for num_keys in (1, 2, 30):
@@ -369,7 +348,7 @@ def largest_row_sum(attention, x_ND, present_1N=None):
     st.integers(1, 6),
     st.booleans(),
 )
-def test_no_jacobian_is_above_the_bound(network, seed, mask, mixed, size, num_tokens, bias):
+def test_no_jacobian_is_above_the_bound(seed, mask, mixed, size, num_tokens, bias):
     x_ND = size * normal(seed, num_tokens, 6)
     keys = min(num_tokens, 3) if mask["mask"] == "window" else num_tokens
     plain = network(seed, **TIED, **mask, **mixed, bias=bias).attentions[0]
@@ -379,7 +358,7 @@ def test_no_jacobian_is_above_the_bound(network, seed, mask, mixed, size, num_to
 
 
 @pytest.mark.parametrize("num_tokens", [3, 9, 101])
-def test_the_bound_is_near_the_exact_constant_of_one_dimension(network, num_tokens):
+def test_the_bound_is_near_the_exact_constant_of_one_dimension(num_tokens):
     """D = H = 1, all weights 1: the largest row sum is 1 + 4 W_0((N - 1) e^(-3/2)), of a token at 0 with half of the
     others at r and half at -r, r^2 = 3/2 + W_0((N - 1) e^(-3/2)); the theorem's 4 phi^-1(N - 1) + 1 is above it."""
     lambert = float(mpmath.lambertw((num_tokens - 1) * mpmath.exp(-1.5)).real)
@@ -398,7 +377,7 @@ def test_the_bound_is_near_the_exact_constant_of_one_dimension(network, num_toke
     assert exact < bound < 2 * exact
 
 
-def test_gradients_reach_through_the_bound(layer):
+def test_gradients_reach_through_the_bound():
     attention, x_BND = layer(4, **CONTRACTIVE), normal(1, 1, 3, 6)
     names = [name for name, _ in attention.named_parameters()]
 
@@ -409,7 +388,7 @@ def test_gradients_reach_through_the_bound(layer):
     assert torch.autograd.gradcheck(output, [p.detach().clone().requires_grad_() for p in attention.parameters()])
 
 
-def test_a_fixed_number_of_keys_makes_causal_outputs_independent_of_what_follows(layer):
+def test_a_fixed_number_of_keys_makes_causal_outputs_independent_of_what_follows():
     x_BND = normal(1, 1, 5, 6)
     outputs = {}
     for keys in (None, 8):
@@ -430,9 +409,9 @@ def test_a_fixed_number_of_keys_makes_causal_outputs_independent_of_what_follows
 @pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
 @pytest.mark.parametrize("changes", VARIANTS, ids=label_of)
 @torch.no_grad()
-def test_seeds_side_by_side_agree_with_each_alone(network, changes, padded):
+def test_seeds_side_by_side_agree_with_each_alone(changes, padded):
     models = [network(seed, padded, **changes, mask="causal") for seed in (1, 2)]
-    inputs_SBN = torch.randint(7, (2, 2, 5), generator=torch.Generator().manual_seed(0))
+    inputs_SBN = torch.randint(7, (2, 2, 5), generator=generator(0))
     if padded:
         inputs_SBN[:, 1, 3:] = -1
     stacked = {n: torch.stack([dict(m.named_parameters())[n] for m in models]) for n, _ in models[0].named_parameters()}
@@ -443,9 +422,9 @@ def test_seeds_side_by_side_agree_with_each_alone(network, changes, padded):
 
 @pytest.mark.parametrize(("mask", "num_tokens"), [(MASKS[2], 5), *((mask, FUSED_FROM_TOKENS + 3) for mask in MASKS)])
 @pytest.mark.parametrize("changes", [*VARIANTS, *DOTS], ids=label_of)
-def test_a_padded_sequence_gives_what_it_gives_alone(network, changes, mask, num_tokens):
+def test_a_padded_sequence_gives_what_it_gives_alone(changes, mask, num_tokens):
     model = network(1, True, **changes, **mask)
-    inputs = torch.randint(7, (2, num_tokens), generator=torch.Generator().manual_seed(0))
+    inputs = torch.randint(7, (2, num_tokens), generator=generator(0))
     inputs[1, 3:] = -1
     outputs = model(inputs)
     assert outputs.isfinite().all()
@@ -457,10 +436,10 @@ def test_a_padded_sequence_gives_what_it_gives_alone(network, changes, mask, num
 
 @pytest.mark.parametrize("changes", VARIANTS, ids=label_of)
 @torch.no_grad()
-def test_dropout_falls_on_the_weights(layer, changes):
+def test_dropout_falls_on_the_weights(changes):
     attention, x_BND = layer(1, **changes), normal(2, 2, 4, 6)
     mixing_BHNM = attention.observe(x_BND)[1]["mixing_BHNM"]
-    mask = torch.empty(2, 2, 4, 4, dtype=torch.float64).bernoulli_(0.5, generator=torch.Generator().manual_seed(0)) * 2
+    mask = torch.empty(2, 2, 4, 4, dtype=torch.float64).bernoulli_(0.5, generator=generator(0)) * 2
     w = attention.maps_as_applied()
     v_BHNV = x_BND[:, None] @ w.w_v_HDK + w.b_v_HK[:, None]
     wanted = (mixing_BHNM * mask @ v_BHNV @ w.w_o_HKD).sum(1) + w.b_o_D
@@ -479,7 +458,7 @@ WHOLE = [
 
 @pytest.mark.parametrize(("whole", "padded"), WHOLE, ids=str)
 @torch.no_grad()
-def test_sums_by_length_add_up_to_the_output(network, whole, padded):
+def test_sums_by_length_add_up_to_the_output(whole, padded):
     for changes in VARIANTS:
         model = network(1, padded, **{**changes, **whole})
         inputs = torch.tensor([[0, 3, 5, 6], [2, 4, -1, -1] if padded else [2, 4, 1, 1]])
@@ -498,7 +477,7 @@ BARE = {"mlp": False, "mlp_skip": False, "norm": "none"}
 @pytest.mark.parametrize("others", [MASKS[0], MASKS[1] | MIXED, MASKS[2] | {"bias": False}], ids=label_of)
 @pytest.mark.parametrize("changes", some(VARIANTS, 2), ids=label_of)
 @torch.no_grad()
-def test_frozen_and_recomputed_paths_by_hand(network, changes, others):
+def test_frozen_and_recomputed_paths_by_hand(changes, others):
     model = network(1, True, **BARE, **changes, **others)
     inputs, lengths = torch.tensor([[0, 3, 5, 6], [2, 4, 1, -1]]), (4, 3)
     paths = list(itertools.product(range(3), repeat=2))
@@ -563,7 +542,7 @@ def layer_by_hand(attention, cfg, x):
     ids=str,
 )
 @torch.no_grad()
-def test_residuals_of_l2_attention_are_the_exact_ones(network, changes, lowest):
+def test_residuals_of_l2_attention_are_the_exact_ones(changes, lowest):
     model = network(2, deviation=0.4, attention="l2", layers=5, skip=False, **BARE, **changes)
     inputs = torch.tensor([[0, 3, 5, 6]])
     states = propagate(model, inputs)
@@ -592,10 +571,10 @@ def test_residuals_of_l2_attention_are_the_exact_ones(network, changes, lowest):
 )
 @torch.no_grad()
 def test_residual_coordinates_are_a_forward_pass_of_l2_attention(
-    network, states_by_layer, seed, tied, padded, norm, mask, deviation
+    states_by_layer, seed, tied, padded, norm, mask, deviation
 ):
     model = network(seed, padded, deviation, attention="l2", tied_qk=tied, norm=norm, temperature=0.5, **mask)
-    inputs = torch.randint(7, (2, 4), generator=torch.Generator().manual_seed(seed))
+    inputs = torch.randint(7, (2, 4), generator=generator(seed))
     if padded:
         inputs[1, 3:] = -1
     for x_BND, state in zip(states_by_layer(model, inputs), propagate(model, inputs), strict=True):
@@ -606,7 +585,7 @@ def test_residual_coordinates_are_a_forward_pass_of_l2_attention(
 
 
 @torch.no_grad()
-def test_the_constant_of_the_lemma_has_twice_the_scores(network):
+def test_the_constant_of_the_lemma_has_twice_the_scores():
     model = network(5, **TIED, temperature=0.7)
     betas = []
     for head in range(2):
@@ -620,7 +599,7 @@ def test_the_constant_of_the_lemma_has_twice_the_scores(network):
 
 
 @pytest.mark.parametrize("changes", [CONTRACTIVE, {"attention": "cosine"}], ids=label_of)
-def test_residual_coordinates_refuse_the_others_in_one_line(network, changes):
+def test_residual_coordinates_refuse_the_others_in_one_line(changes):
     with pytest.raises(ConfigError) as error:
         propagate(network(**changes), torch.tensor([[0, 1]]))
     assert str(error.value) == (
@@ -654,7 +633,7 @@ def test_what_does_not_fit_is_refused_in_one_line(words, line):
     assert str(error.value).startswith(line) and "\n" not in str(error.value)
 
 
-def test_doubled_columns_have_as_many_parameters_as_free_keys(network):
+def test_doubled_columns_have_as_many_parameters_as_free_keys():
     """Kim et al. 2021, app. M: W_Q = W_K with 2 D / H columns a head, W_V and W_O as they were."""
     sizes = [
         sum(p.numel() for p in network(**keys, width=8, bias=False).attentions[0].parameters())

@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 import torch
+from drawn import transformer
 from scipy.stats import binom
 
 from rankbench.model.dropout import dropout_masks
-from rankbench.model.transformer import Transformer
 from rankbench.seeds import random_bits, state_of, streams_of
 
 KEEP, SURE = 0.9, 1e-9  # the share kept, and the chance that all of a test's counts together may fail for
@@ -96,11 +96,8 @@ def test_a_biased_or_repeated_stream_fails_these_bounds(kept):
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.5, 0.99])
-def test_masks_keep_their_share_and_their_mean(model_config, rate):
-    with torch.device("meta"):
-        model = Transformer(
-            model_config(name="t", layers=1, dropout=rate), input_kind="tokens", num_inputs=4, num_outputs=4, length=8
-        )
+def test_masks_keep_their_share_and_their_mean(rate):
+    model = transformer(layers=1, width=48, dropout=rate)
     for mask in dropout_masks(model, 16, 8, streams_of([3, 4])).values():
         assert within_exact_bounds((mask > 0).flatten(1).sum(1), math.prod(mask.shape[1:]), 1 - rate)
         assert set(mask.unique().tolist()) <= {0.0, torch.tensor(1.0).div(1 - rate).item()}

@@ -2,24 +2,18 @@
 
 import pytest
 import torch
+from drawn import generator, normal, transformer
 from torch import nn
 
 from rankbench.measures.frozen_network import sums_by_length
 from rankbench.model.initialise import initialise
 from rankbench.model.linear import free_weight, linear
-from rankbench.model.transformer import Transformer
-
-SIZES = {"input_kind": "tokens", "num_inputs": 7, "num_outputs": 3, "length": 5}
 
 
-@pytest.fixture
-def build(model_config):
-    def make(**changes):
-        model = Transformer(model_config(**{"layers": 2, "heads": 2, "width": 8, **changes}), **SIZES).double()
-        initialise(model, torch.Generator().manual_seed(3))
-        return model
-
-    return make
+def build(**changes):
+    model = transformer(**{"width": 8, "num_outputs": 3, **changes})
+    initialise(model, generator(3))
+    return model
 
 
 def largest_singular_values(weight, num_maps):
@@ -38,7 +32,7 @@ def test_the_spectral_norm_of_each_map_is_its_gamma(model_config, num_maps):
 
 def test_its_gradient_is_that_of_finite_differences(model_config):
     module = linear(model_config(weight_norm="sigma", bias=False), 4, 6, 2).double()
-    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x = normal(0, 3, 4)
     parameters = dict(module.named_parameters())
 
     def run(*values):
@@ -47,7 +41,7 @@ def test_its_gradient_is_that_of_finite_differences(model_config):
     assert torch.autograd.gradcheck(run, tuple(parameters.values()))  # its own tolerances: 1e-6 steps
 
 
-def test_a_model_draws_the_same_weights_and_begins_with_every_norm_at_the_gain(build):
+def test_a_model_draws_the_same_weights_and_begins_with_every_norm_at_the_gain():
     plain, model = build(), build(weight_norm="sigma", init_gain=1.5)
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and name.startswith("blocks."):
@@ -59,14 +53,14 @@ def test_a_model_draws_the_same_weights_and_begins_with_every_norm_at_the_gain(b
         torch.testing.assert_close(weight, 1.5 * plain_weight)
 
 
-def test_path_sums_of_such_a_model_are_exact(build):
+def test_path_sums_of_such_a_model_are_exact():
     model = build(weight_norm="sigma").eval()
-    tokens = torch.randint(7, (3, 5), generator=torch.Generator().manual_seed(1))
+    tokens = torch.randint(7, (3, 5), generator=generator(1))
     assert sums_by_length(model, tokens).remainder().max() < 1e-13
 
 
 @pytest.mark.parametrize("heads", [1, 2])
-def test_orthogonal_values(build, heads):
+def test_orthogonal_values(heads):
     model = build(values="orthogonal", bias=False)
     for block in model.blocks:
         w = block.attention.maps_as_applied()
@@ -76,7 +70,7 @@ def test_orthogonal_values(build, heads):
 
 
 @pytest.mark.parametrize("init", ["pytorch", "bert"])
-def test_uniform_values_are_drawn_as_torch_draws_them_whatever_the_rest(build, init):
+def test_uniform_values_are_drawn_as_torch_draws_them_whatever_the_rest(init):
     attention = build(values="uniform", init=init, width=64).requires_grad_(False).blocks[0].attention
     w, limit = attention.maps_as_applied(), 64**-0.5
     for matrix in (w.w_v_HDK, w.w_o_HKD):
@@ -88,9 +82,9 @@ def test_uniform_values_are_drawn_as_torch_draws_them_whatever_the_rest(build, i
         assert matrix.std() == pytest.approx(wanted, rel=5 / (2 * 4096) ** 0.5)
 
 
-def test_zero_values_make_an_attention_that_adds_nothing_but_its_output_bias(build):
+def test_zero_values_make_an_attention_that_adds_nothing_but_its_output_bias():
     model = build(values="zero", init="bert")  # biases begin at 0
-    x = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x = normal(0, 2, 5, 8)
     assert (model.blocks[0].attention(x) == 0).all()
     drawn = build(values="zero").blocks[0].attention
     torch.testing.assert_close(drawn(x), drawn.out.bias.expand_as(x), rtol=0, atol=0)

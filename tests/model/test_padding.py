@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from drawn import generator, transformer
 
 from rankbench.measures.attention_matrices import attention_metrics
 from rankbench.measures.frozen_network import FrozenNetwork, sums_by_length
@@ -11,28 +12,21 @@ from rankbench.measures.states import state_metrics
 from rankbench.model.attention import visible_keys
 from rankbench.model.initialise import initialise
 from rankbench.model.network import run
-from rankbench.model.transformer import Transformer
 from rankbench.tasks.task import ABSENT
 
 LENGTHS = (5, 1, 3, 5, 2)
 
 
-@pytest.fixture
-def build(model_config):
-    def make(**changes):
-        cfg = model_config(layers=2, heads=2, width=8, **changes)
-        sizes = {"input_kind": "tokens", "num_inputs": 7, "num_outputs": 3, "length": 200, "padded": True}
-        model = Transformer(cfg, **sizes).double()
-        initialise(model, torch.Generator().manual_seed(3))
-        return model.eval()
-
-    return make
+def build(**changes):
+    model = transformer(**{"width": 8, "num_outputs": 3, "length": 200, "padded": True, **changes})
+    initialise(model, generator(3))
+    return model
 
 
 def padded_inputs():
     inputs = torch.full((len(LENGTHS), max(LENGTHS)), ABSENT)
     for row, length in enumerate(LENGTHS):
-        inputs[row, :length] = torch.randint(7, (length,), generator=torch.Generator().manual_seed(row))
+        inputs[row, :length] = torch.randint(7, (length,), generator=generator(row))
     return inputs
 
 
@@ -44,7 +38,7 @@ KINDS = [
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind["norm"])
-def test_paths_of_a_padded_batch_are_those_of_each_sequence(build, kind):
+def test_paths_of_a_padded_batch_are_those_of_each_sequence(kind):
     model, inputs = build(**kind), padded_inputs()
     sums = sums_by_length(model, inputs)
     assert sums.remainder().max() < 1e-12
@@ -57,7 +51,7 @@ def test_paths_of_a_padded_batch_are_those_of_each_sequence(build, kind):
 
 
 @pytest.mark.parametrize("mask", ["none", "causal"])
-def test_metrics_of_a_padded_batch_are_those_of_each_sequence(build, mask):
+def test_metrics_of_a_padded_batch_are_those_of_each_sequence(mask):
     model, inputs = build(mask=mask), padded_inputs()
     first, *_, last = (step for step in run(model, inputs) if step.sublayer.kind == "attention")
     lengths, p_BHNM, embedding_BND = model.lengths(inputs), last.weights_BHNM, first.input_BND

@@ -11,6 +11,7 @@ import pytest
 import scipy.stats
 import torch
 import torch.nn.functional as F
+from drawn import generator, normal, randomised, transformer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -32,39 +33,16 @@ every = settings(max_examples=10, deadline=None)
 seeds = st.integers(0, 2**32 - 1)
 
 
-def generator(seed):
-    return torch.Generator().manual_seed(seed)
-
-
 def masks_of_one(model, num_sequences, num_tokens, state=0):
     """Dropout masks of a single network, in float64."""
     masks = dropout_masks(model, num_sequences, num_tokens, streams_of([state]), dtype=torch.float64)
     return {name: mask[0] for name, mask in masks.items()}
 
 
-def normal(seed, *shape):
-    return torch.randn(*shape, generator=generator(seed), dtype=torch.float64)
-
-
-def randomised(module, seed=0, deviation=0.4):
-    """The module in float64 with every parameter drawn at random, norms and biases included: nothing stays 0 or 1."""
-    draws = generator(seed)
-    for parameter in module.double().parameters():
-        parameter.data = deviation * torch.randn(parameter.shape, generator=draws, dtype=torch.float64)
-    return module.requires_grad_(True)
-
-
-@pytest.fixture(scope="session")
-def network(model_config):
-    """network(seed=0, **changes): a small Transformer on coordinates (3 in, 4 out), all parameters random, float64."""
-
-    def make(seed=0, **changes):
-        cfg = model_config(**{"layers": 2, "heads": 2, "width": 8, "positions": "none", **changes})
-        with torch.device("meta"):
-            model = Transformer(cfg, input_kind="coordinates", num_inputs=3, num_outputs=4, length=200)
-        return randomised(model.to_empty(device="cpu"), seed)
-
-    return make
+def network(seed=0, **changes):
+    """A small Transformer on coordinates (3 in, 4 out), all parameters random."""
+    sizes = {"input_kind": "coordinates", "num_inputs": 3, "length": 200}
+    return randomised(transformer(**sizes, **{"width": 8, "positions": "none", **changes}), generator(seed), 0.4)
 
 
 MASKS = [
@@ -81,7 +59,7 @@ MASKS = [
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 @pytest.mark.parametrize("norm", ["pre", "post"])
 @torch.no_grad()
-def test_the_transformer_is_the_one_of_torch(network, norm, activation, mask):
+def test_the_transformer_is_the_one_of_torch(norm, activation, mask):
     model = network(norm=norm, activation=activation, mask=mask, layers=3, heads=4, width=12, mlp_ratio=2.0)
     layer = nn.TransformerEncoderLayer(
         12, 4, 24, dropout=0.0, activation=activation, batch_first=True, norm_first=norm == "pre", dtype=torch.float64
@@ -113,7 +91,7 @@ def test_the_transformer_is_the_one_of_torch(network, norm, activation, mask):
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 @pytest.mark.parametrize("norm", ["none", "pre", "post"])
 @torch.no_grad()
-def test_blocks_without_skips_are_the_bare_composition(network, norm, activation):
+def test_blocks_without_skips_are_the_bare_composition(norm, activation):
     model = network(norm=norm, activation=activation, skip=False, mlp_skip=False)
     x_BNC = normal(1, 2, 5, 3)
     state = model.read_in(x_BNC)
@@ -133,7 +111,7 @@ def test_blocks_without_skips_are_the_bare_composition(network, norm, activation
 
 @pytest.mark.parametrize("scale", [0.0, 0.3, 1.0, -2.0])
 @torch.no_grad()
-def test_skip_scale_multiplies_what_the_skip_carries(network, scale):
+def test_skip_scale_multiplies_what_the_skip_carries(scale):
     model, x_BNC = network(norm="none", layers=1, skip_scale=scale), normal(1, 2, 5, 3)
     block, state = model.blocks[0], model.read_in(x_BNC)
     middle = scale * state + attention_by_hand(block.attention, state)
@@ -144,7 +122,7 @@ def test_skip_scale_multiplies_what_the_skip_carries(network, scale):
 @pytest.mark.parametrize("norm", ["none", "pre", "post"])
 @pytest.mark.parametrize("removed", [("skip",), ("mlp",), ("norm",), ("skip", "mlp"), ("skip", "mlp", "norm"), ()])
 @torch.no_grad()
-def test_without_is_a_model_built_without(network, removed, norm):
+def test_without_is_a_model_built_without(removed, norm):
     changes = {
         "skip": {"skip": False, "mlp_skip": False},
         "mlp": {"mlp": False, "mlp_skip": False},
@@ -161,7 +139,7 @@ def test_without_is_a_model_built_without(network, removed, norm):
 
 
 @torch.no_grad()
-def test_without_leaves_the_model_itself_alone(network):
+def test_without_leaves_the_model_itself_alone():
     model, x_BNC = network(), normal(1, 2, 5, 3)
     before = model(x_BNC)
     reduced = without(model, skip=True, mlp=True, norm=True)
@@ -170,7 +148,7 @@ def test_without_leaves_the_model_itself_alone(network):
 
 
 @torch.no_grad()
-def test_learned_positions_are_added_row_by_row(network):
+def test_learned_positions_are_added_row_by_row():
     model, x_BNC = network(positions="learned"), normal(1, 2, 5, 3)
     wanted = model.read_in(x_BNC) + model.position.weight[:5]
     torch.testing.assert_close(model.embed(x_BNC), wanted, rtol=0, atol=0)
@@ -178,7 +156,7 @@ def test_learned_positions_are_added_row_by_row(network):
 
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 @torch.no_grad()
-def test_coordinates_are_read_in_by_two_maps(network, activation):
+def test_coordinates_are_read_in_by_two_maps(activation):
     model, x_BNC = network(read_in="mlp", activation=activation), normal(1, 2, 5, 3)
     weights = {name.removeprefix("read_in."): value for name, value in model.named_parameters() if "read_in" in name}
     hidden_BND = getattr(F, activation)(x_BNC @ weights["0.weight"].T + weights["0.bias"])
@@ -194,7 +172,7 @@ def test_tokens_have_an_embedding_of_their_own(model_config, sorting_task, read_
 
 @pytest.mark.parametrize("norm", ["none", "post"])
 @torch.no_grad()
-def test_a_norm_behind_the_embedding_is_that_of_torch(network, norm):
+def test_a_norm_behind_the_embedding_is_that_of_torch(norm):
     """It stays where the layers' norms are taken out: layers begin behind it."""
     changes = {"positions": "learned", "norm": norm, "norm_affine": True}
     model, x_BNC = network(embedding_norm=True, **changes), normal(1, 2, 5, 3)
@@ -222,7 +200,7 @@ def test_sinusoidal_positions_are_those_of_a_loop(width):
 
 
 @torch.no_grad()
-def test_sinusoidal_positions_are_added_to_tokens_and_coordinates(network, model_config, sorting_task):
+def test_sinusoidal_positions_are_added_to_tokens_and_coordinates(model_config, sorting_task):
     model, x_BNC = network(positions="sinusoidal"), normal(1, 2, 5, 3)
     torch.testing.assert_close(model.embed(x_BNC), model.read_in(x_BNC) + sinusoidal_positions(5, 8), **EXACT)
     reader = initial_model(model_config(layers=1, positions="sinusoidal"), sorting_task(), 0)
@@ -282,7 +260,7 @@ ATTENTIONS = [
 
 @pytest.mark.parametrize("changes", ATTENTIONS)
 @torch.no_grad()
-def test_attention_is_that_of_a_loop_over_heads_which_add_up_to_the_output(network, changes):
+def test_attention_is_that_of_a_loop_over_heads_which_add_up_to_the_output(changes):
     attention, x_BND = network(**changes).attentions[0], normal(1, 2, 4, 6)
     output_BND, tables = attention.observe(x_BND)
     torch.testing.assert_close(output_BND, attention_by_hand(attention, x_BND), **EXACT)
@@ -294,7 +272,7 @@ def test_attention_is_that_of_a_loop_over_heads_which_add_up_to_the_output(netwo
 
 @pytest.mark.parametrize("head_width", [1, 3, 7, 20])
 @torch.no_grad()
-def test_head_width_is_free_of_width_and_heads(network, head_width):
+def test_head_width_is_free_of_width_and_heads(head_width):
     model = network(heads=3, width=8, head_width=head_width)  # 8 / 3 is not even whole
     attention = model.blocks[0].attention
     assert attention.qkv.weight.shape == (3 * 3 * head_width, 8) and attention.out.weight.shape == (8, 3 * head_width)
@@ -309,7 +287,7 @@ def test_head_width_is_free_of_width_and_heads(network, head_width):
 @pytest.mark.parametrize("tied_qk", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 @torch.no_grad()
-def test_head_weights_are_views_of_the_fused_matrices(network, tied_qk, bias):
+def test_head_weights_are_views_of_the_fused_matrices(tied_qk, bias):
     attention = network(heads=3, width=6, head_width=4, tied_qk=tied_qk, bias=bias).attentions[0]
     got = attention.maps_as_applied()
     for name, part in {"q": 0, "k": 0 if tied_qk else 1, "v": 1 if tied_qk else 2}.items():
@@ -335,7 +313,7 @@ def test_visible_keys_are_those_of_a_loop(mask, window, num_tokens):
 @pytest.mark.parametrize("num_tokens", [FUSED_FROM_TOKENS - 1, FUSED_FROM_TOKENS, FUSED_FROM_TOKENS + 5])
 @pytest.mark.parametrize("tied_qk", [False, True])
 @pytest.mark.parametrize("changes", MASKS)
-def test_fused_and_explicit_attention_agree(network, monkeypatch, changes, tied_qk, num_tokens):
+def test_fused_and_explicit_attention_agree(monkeypatch, changes, tied_qk, num_tokens):
     calls = []
     fused = F.scaled_dot_product_attention
     monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *a, **k: calls.append(1) or fused(*a, **k))
@@ -357,7 +335,7 @@ def test_fused_and_explicit_attention_agree(network, monkeypatch, changes, tied_
 
 
 def random_norm(cfg, affine=True, seed=0):
-    return randomised(Norm(cfg, affine), seed)
+    return randomised(Norm(cfg, affine), generator(seed), 0.4)
 
 
 @every
@@ -411,7 +389,7 @@ def test_the_norm_of_a_zero_token_is_finite(model_config):
 
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 @torch.no_grad()
-def test_the_gate_makes_the_mlp_linear(network, activation):
+def test_the_gate_makes_the_mlp_linear(activation):
     mlp, x_BND = network(activation=activation, mlp_ratio=1.5).blocks[0].mlp, normal(1, 2, 5, 8)
     hidden_BNF = mlp.up(x_BND)
     assert hidden_BNF.shape == (2, 5, 12)
@@ -424,7 +402,7 @@ def test_the_gate_makes_the_mlp_linear(network, activation):
 @pytest.mark.parametrize("norm", ["none", "pre", "post"])
 @pytest.mark.parametrize("mlp", [True, False])
 @torch.no_grad()
-def test_steps_are_the_networks_own_forward_pass(network, norm, mlp):
+def test_steps_are_the_networks_own_forward_pass(norm, mlp):
     model, x_BNC = network(norm=norm, mlp=mlp, mlp_skip=mlp), normal(1, 2, 5, 3)
     steps = list(run(model, x_BNC))
     kinds = ["attention", "mlp"] if mlp else ["attention"]
@@ -460,7 +438,7 @@ def test_a_sublayer_runs_on_formulas_as_on_tokens(place, skip, branch):
 # --- dropout ---------------------------------------------------------------------------------------------------------
 
 
-def test_dropout_has_a_mask_for_the_embedding_the_weights_and_each_sublayer(network):
+def test_dropout_has_a_mask_for_the_embedding_the_weights_and_each_sublayer():
     shapes = {"embedding": (20, 10, 8)}
     for layer in range(2):
         shapes[f"layers.{layer}.attention.weights"] = (20, 2, 10, 10)
@@ -469,7 +447,7 @@ def test_dropout_has_a_mask_for_the_embedding_the_weights_and_each_sublayer(netw
     assert {name: tuple(mask.shape) for name, mask in masks.items()} == shapes
 
 
-def test_dropout_masks_depend_on_the_state_alone(network):
+def test_dropout_masks_depend_on_the_state_alone():
     model = network(dropout=0.3)
     before = torch.get_rng_state()
     first, same, other = (masks_of_one(model, 4, 5, state) for state in (1, 1, 2))
@@ -482,13 +460,13 @@ def test_dropout_masks_depend_on_the_state_alone(network):
     assert not torch.equal(first["embedding"], first["layers.0.attention.output"])
 
 
-def test_no_dropout_no_masks(network):
+def test_no_dropout_no_masks():
     assert dropout_masks(network(dropout=0.0), 4, 5, streams_of([0])) is None
 
 
 @pytest.mark.parametrize("num_tokens", [5, FUSED_FROM_TOKENS])
 @torch.no_grad()
-def test_dropout_strikes_weights_sublayers_and_embedding(network, num_tokens):
+def test_dropout_strikes_weights_sublayers_and_embedding(num_tokens):
     model, x_BNC = network(dropout=0.4, norm="none", layers=1, heads=2), normal(1, 2, num_tokens, 3)
     masks = masks_of_one(model, 2, num_tokens)
     block = model.blocks[0]

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from drawn import generator, normal, transformer
 from torch.func import functional_call, jacrev, vmap
 
 from rankbench.config.keys import ConfigError
@@ -22,7 +23,6 @@ from rankbench.model.attention import FUSED_FROM_TOKENS
 from rankbench.model.initialise import initialise
 from rankbench.model.network import without
 from rankbench.model.pretrained.parts import BiasedAttention, RotaryAttention
-from rankbench.model.transformer import Transformer
 from rankbench.model.weightings import ATTENTIONS, Softmax, Start
 
 NEW = ("sigmoid", "relu", "differential")  # whose rows are no probabilities
@@ -33,26 +33,13 @@ MIXED = {"mix_attention": 0.6, "mix_identity": -0.3, "mix_uniform": 0.2, "temper
 EXACT = {"rtol": 1e-12, "atol": 1e-12}  # float64 by another route: a few hundred terms of order 1
 
 
-def normal(seed, *shape):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-@pytest.fixture(scope="session")
-def network(model_config):
-    """network(seed, padded=False, **changes): a small Transformer on 7 tokens in, 4 classes out, float64."""
-
-    def make(seed=0, padded=False, **changes):
-        cfg = model_config(**{"layers": 2, "heads": 2, "width": 8, "mlp_ratio": 1.5, **changes})
-        sizes = {"input_kind": "tokens", "num_inputs": 7, "num_outputs": 4, "length": 200, "padded": padded}
-        with torch.device("meta"):
-            model = Transformer(cfg, **sizes)
-        model = model.to_empty(device="cpu").double()
-        initialise(model, torch.Generator().manual_seed(seed))
-        for number, parameter in enumerate(model.parameters()):
-            parameter.data += 0.3 * normal(1000 * seed + number, *parameter.shape)
-        return model
-
-    return make
+def network(seed=0, padded=False, **changes):
+    """A small Transformer on 7 tokens in, 4 classes out."""
+    model = transformer(**{"width": 8, "mlp_ratio": 1.5, "length": 200, "padded": padded, **changes})
+    initialise(model, generator(seed))
+    for number, parameter in enumerate(model.parameters()):
+        parameter.data += 0.3 * normal(1000 * seed + number, *parameter.shape)
+    return model
 
 
 def elu_plus_one(x):
@@ -97,7 +84,7 @@ def sees(mask, window, n, m, length):
 @pytest.mark.parametrize("mask", MASKS, ids=lambda mask: mask["mask"])
 @pytest.mark.parametrize("kind", [*NEW, *OF_ROWS])
 @torch.no_grad()
-def test_weights_and_output_are_those_of_a_loop(network, kind, mask):
+def test_weights_and_output_are_those_of_a_loop(kind, mask):
     for changes in ({"bias": False}, MIXED):
         model = network(1, attention=kind, **mask, **changes)
         present_BN = torch.arange(5) < torch.tensor([[5], [3]])
@@ -129,7 +116,7 @@ def test_weights_and_output_are_those_of_a_loop(network, kind, mask):
 
 @pytest.mark.parametrize("kind", ATTENTIONS)
 @torch.no_grad()
-def test_rows_are_probabilities_where_it_says_so(network, kind):
+def test_rows_are_probabilities_where_it_says_so(kind):
     changes = {"tied_qk": True, "contraction": 1.0} if kind == "contractive_l2" else {}
     attention = network(2, attention=kind, **changes).attentions[0]
     weights_BHNM = attention.observe(normal(1, 3, 6, 8))[1]["weights_BHNM"]
@@ -138,7 +125,7 @@ def test_rows_are_probabilities_where_it_says_so(network, kind):
 
 
 @torch.no_grad()
-def test_a_kernels_weights_have_at_most_the_rank_of_its_heads(network):
+def test_a_kernels_weights_have_at_most_the_rank_of_its_heads():
     """Of 12 tokens and heads of width 2; softmaxes of the same scores have more."""
     ranks = {}
     for kind in ("kernel", "dot"):
@@ -169,7 +156,7 @@ def test_the_part_of_the_keys_is_a_quarter_and_grows_with_the_sequence():
 
 @pytest.mark.parametrize("mask", ["none", "causal"])
 @pytest.mark.parametrize("kind", [*NEW, *OF_ROWS, *GATED])
-def test_paths_add_up_to_the_output(network, kind, mask):
+def test_paths_add_up_to_the_output(kind, mask):
     model, inputs = network(4, attention=kind, mask=mask, norm="pre"), torch.arange(12).view(2, 6) % 7
     with torch.no_grad():
         sums = sums_by_length(model, inputs)
@@ -182,7 +169,7 @@ def test_paths_add_up_to_the_output(network, kind, mask):
 
 
 @pytest.mark.parametrize("kind", [*NEW, *OF_ROWS, *GATED])
-def test_a_path_as_a_network_of_its_own_is_that_network(network, kind):
+def test_a_path_as_a_network_of_its_own_is_that_network(kind):
     """One head a layer, no skips, no MLP, no norm: the only path is the network."""
     model, inputs = (
         network(5, attention=kind, heads=1, skip=False, mlp=False, mlp_skip=False, norm="none"),
@@ -196,7 +183,7 @@ def test_a_path_as_a_network_of_its_own_is_that_network(network, kind):
 
 
 @pytest.mark.parametrize("kind", [*NEW, *OF_ROWS, *GATED])
-def test_the_jacobian_is_autograds_and_there_is_no_bound(network, kind):
+def test_the_jacobian_is_autograds_and_there_is_no_bound(kind):
     attention, x_ND = network(6, attention=kind, mask="causal").requires_grad_(False).attentions[0], normal(7, 4, 8)
 
     def function(y_ND):
@@ -210,7 +197,7 @@ def test_the_jacobian_is_autograds_and_there_is_no_bound(network, kind):
 
 
 @pytest.mark.parametrize("kind", ["dot", *NEW, *OF_ROWS, *GATED])
-def test_seeds_side_by_side_are_each_alone_for_long_rows_too(network, kind):
+def test_seeds_side_by_side_are_each_alone_for_long_rows_too(kind):
     models = [network(seed, attention=kind, mask="causal") for seed in range(3)]
     inputs_SBN = torch.arange(3 * (FUSED_FROM_TOKENS + 1)).view(3, 1, -1) % 7
     weights = {
@@ -226,7 +213,7 @@ def test_seeds_side_by_side_are_each_alone_for_long_rows_too(network, kind):
 
 
 @pytest.mark.parametrize("kind", NEW)
-def test_what_needs_probabilities_is_nan_or_refused(network, kind):
+def test_what_needs_probabilities_is_nan_or_refused(kind):
     model, inputs = network(10, attention=kind), torch.arange(12).view(2, 6) % 7
     rows = [
         values for axes, values in metrics_by_layer(model, inputs, torch.Generator()) if axes["sublayer"] == "weights"
@@ -241,7 +228,7 @@ def test_what_needs_probabilities_is_nan_or_refused(network, kind):
         check(without(model, norm=True))
 
 
-def test_maps_to_queries_and_keys_are_those_of_the_scores(network):
+def test_maps_to_queries_and_keys_are_those_of_the_scores():
     x_BND = normal(11, 1, 4, 8)
     for kind in NEW:
         attention = network(12, attention=kind, temperature=0.5, bias=False).attentions[0]
@@ -254,7 +241,7 @@ def test_maps_to_queries_and_keys_are_those_of_the_scores(network):
             torch.testing.assert_close(x_BND @ left @ right.mT @ x_BND.mT, wanted[0], **EXACT)
 
 
-def test_a_parameter_that_nothing_draws_is_an_error(network, monkeypatch):
+def test_a_parameter_that_nothing_draws_is_an_error(monkeypatch):
     class Forgetful(type(ATTENTIONS["differential"])):
         def parameters(self, heads):
             return super().parameters(heads) | {"second_k": Start((heads.head_width // 2,), lambda *_: None)}
@@ -267,7 +254,7 @@ def test_a_parameter_that_nothing_draws_is_an_error(network, monkeypatch):
 
 
 @pytest.mark.parametrize("exclusive", [False, True])
-def test_a_gate_after_the_values_is_no_part_of_p_and_the_same_in_every_computation(network, exclusive):
+def test_a_gate_after_the_values_is_no_part_of_p_and_the_same_in_every_computation(exclusive):
     model = network(13, attention="gated", mask="causal", exclusive=exclusive)
     attention, x_BND = model.attentions[0], normal(14, 2, 5, 8)
     q_BHNK, k_BHNK, v_BHNK = attention.queries_keys_values(x_BND)
@@ -286,16 +273,15 @@ def test_a_gate_after_the_values_is_no_part_of_p_and_the_same_in_every_computati
         assert sums_by_length(model, inputs).remainder().max() < 1e-13
 
 
-def test_gates_begin_at_a_half(model_config):
-    cfg = model_config(layers=2, heads=2, width=8, attention="gated")
-    model = Transformer(cfg, input_kind="tokens", num_inputs=7, num_outputs=4, length=5)
-    initialise(model, torch.Generator().manual_seed(0))
+def test_gates_begin_at_a_half():
+    model = transformer(width=8, attention="gated")
+    initialise(model, generator())
     for attention in model.attentions:
-        gate_BHN = attention.weighting.gate(normal(15, 2, 2, 5, 4).float(), attention)
-        assert torch.equal(gate_BHN, torch.full((2, 2, 5), 0.5))
+        gate_BHN = attention.weighting.gate(normal(15, 2, 2, 5, 4), attention)
+        assert torch.equal(gate_BHN, torch.full((2, 2, 5), 0.5, dtype=torch.float64))
 
 
-def test_halves_need_an_even_width(network):
+def test_halves_need_an_even_width():
     with pytest.raises(ConfigError, match=r"^model.head_width=3: model.attention=differential takes the two halves"):
         network(attention="differential", head_width=3)
 
