@@ -11,6 +11,7 @@ import pytest
 import scipy.special
 import scipy.stats
 import torch
+from by_hand import head_by_hand
 from drawn import generator, label_of, randomised, transformer
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -53,7 +54,7 @@ class ByHand:
     """A Transformer in numpy from its formulas; what its first pass finds (P, scales, gates) stays frozen after it."""
 
     def __init__(self, model, inputs, mlp="gate"):
-        self.cfg, self.mlp, self.kept = model.cfg, mlp, {}
+        self.model, self.cfg, self.mlp, self.kept = model, model.cfg, mlp, {}
         self.w = {name: weight.numpy() for name, weight in model.state_dict().items()}
         self.embedding = self.w["read_in.weight"][inputs.numpy()]
         if self.cfg.positions == "learned":
@@ -91,11 +92,8 @@ class ByHand:
             y = y + cfg.skip_scale * x
         for number in range(1, cfg.heads + 1):
             if choice in (None, number):
-                q, k, v, w_o = head_by_hand(self.w, cfg, layer, number)
-                p = self.once(
-                    (layer, number), lambda q=q, k=k: softmax_by_hand(affine(read, q) @ mT(affine(read, k)), cfg)
-                )
-                y = y + cfg.branch_scale * p @ (affine(read, v) if whole else read @ v[0]) @ w_o
+                mixing, *v, w_o = self.once((layer, number), lambda n=number: heads_by_hand(self.model, layer, n, read))
+                y = y + cfg.branch_scale * mixing @ (affine(read, v) if whole else read @ v[0]) @ w_o
         if whole:
             y = y + cfg.branch_scale * self.w.get(f"{name}.attention.out.bias", 0)
         if cfg.norm == "post":
@@ -139,33 +137,10 @@ def affine(x, map_):
     return x @ map_[0] + map_[1]
 
 
-def mT(x):
-    return np.swapaxes(x, -1, -2)
-
-
-def head_by_hand(w, cfg, layer, number):
-    """(W_Q, b_Q), (W_K, b_K), (W_V, b_V), W_O of head `number` (from 1), from rows of the fused matrices."""
-    width, name = cfg.head_width or cfg.width // cfg.heads, f"blocks.{layer}.attention"
-    maps = []
-    for part in (0, 0, 1) if cfg.tied_qk else (0, 1, 2):
-        start = (part * cfg.heads + number - 1) * width
-        bias = w[f"{name}.qkv.bias"][start : start + width] if cfg.bias else np.zeros(width)
-        maps.append((w[f"{name}.qkv.weight"][start : start + width].T, bias))
-    return *maps, w[f"{name}.out.weight"][:, (number - 1) * width : number * width].T
-
-
-def softmax_by_hand(scores, cfg):
-    """What the values are mixed by: the softmax, or its mix with the identity and the average of what is seen."""
-    scores = scores / math.sqrt(cfg.head_width or cfg.width // cfg.heads) / cfg.temperature
-    for n, m in itertools.product(range(scores.shape[-1]), repeat=2):
-        if (cfg.mask == "causal" and m > n) or (cfg.mask == "window" and abs(m - n) > cfg.window):
-            scores[..., n, m] = -np.inf
-    seen = np.isfinite(scores)
-    average = seen / seen.sum(-1, keepdims=True)
-    identity = np.eye(scores.shape[-1])
-    return (
-        cfg.mix_attention * scipy.special.softmax(scores, -1) + cfg.mix_identity * identity + cfg.mix_uniform * average
-    )
+def heads_by_hand(model, layer, number, x_BND):
+    """M of a head (from 1) on each sequence, its W_V, b_V and W_O."""
+    heads = [head_by_hand(model.attentions[layer], model.cfg, x_ND, number - 1) for x_ND in x_BND]
+    return np.stack([head.mixing for head in heads]), *heads[0][2:]
 
 
 # --- frozen: exact sums by length -------------------------------------------------------------------------------------
@@ -357,8 +332,8 @@ def recomputed_by_hand(model, inputs, path, mlp=False):
     for layer, choice in enumerate(path):
         if choice == 0:
             continue
-        q, k, v, w_o = head_by_hand(w, cfg, layer, choice)
-        x = softmax_by_hand(affine(x, q) @ mT(affine(x, k)), cfg) @ affine(x, v) @ w_o
+        mixing, *v, w_o = heads_by_hand(model, layer, choice, x)
+        x = mixing @ affine(x, v) @ w_o
         x = cfg.branch_scale * (x + w.get(f"blocks.{layer}.attention.out.bias", 0))
         if cfg.norm != "none":
             x = plain_norm(x, cfg)

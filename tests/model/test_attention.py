@@ -13,6 +13,7 @@ import scipy.optimize
 import torch
 import torch.nn.functional as F
 from breadth import some
+from by_hand import attention_by_hand, bound_by_hand, head_by_hand, is_seen, maps_by_hand
 from drawn import generator, label_of, normal, randomised, transformer
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -69,104 +70,38 @@ def layer(*args, **changes):
 # --- by hand ----------------------------------------------------------------------------------------------------------
 
 
-def maps_by_hand(attention, head):
-    """W_Q, W_K, W_V (before A_h), W_O, b_Q, b_K, b_V of one head, in numpy, from the rows of the parameters."""
-    weight = attention.qkv.weight.detach().numpy()
-    bias = np.zeros(len(weight)) if attention.qkv.bias is None else attention.qkv.bias.detach().numpy()
-    heads, groups, width, values = attention.heads, attention.groups, attention.head_width, attention.value_width
-    w_q, b_q, rest, shift = (
-        *(x[: heads * width] for x in (weight, bias)),
-        *(x[heads * width :] for x in (weight, bias)),
-    )
-    if attention.from_latent is not None:
-        up = attention.from_latent.weight.detach().numpy()
-        own = 0 if attention.from_latent.bias is None else attention.from_latent.bias.detach().numpy()
-        rest, shift = up @ rest, up @ shift + own
-    group = head // (heads // groups)
-    columns = slice(head * width, (head + 1) * width)
-    w_k, b_k, before = (w_q[columns], b_q[columns], 0) if attention.tied_qk else (None, None, groups * width)
-    if w_k is None:
-        w_k, b_k = (x[group * width : (group + 1) * width] for x in (rest, shift))
-    w_v, b_v = (x[before + group * values : before + (group + 1) * values] for x in (rest, shift))
-    w_o = attention.out.weight.detach().numpy()[:, head * values : (head + 1) * values]
-    return w_q[columns].T, w_k.T, w_v.T, w_o.T, b_q[columns], b_k, b_v
+PLAIN = [
+    {"attention": "dot"},
+    {"attention": "dot", "tied_qk": True, "heads": 3, "head_width": 5},
+    {"attention": "dot", "tied_qk": True, "head_width": 1},
+    *({"attention": kind, "head_width": 4} for kind in ("sigmoid", "relu", "kernel", "sparse", "differential")),
+    {"attention": "differential", "head_width": 4, "tied_qk": True},
+]
 
 
-def is_seen(cfg, n, m, length):
-    if max(n, m) >= length:
-        return n == m or (m < length <= n and is_seen(cfg, n, m, 10**9))
-    return {"none": True, "causal": m <= n, "window": cfg.window is not None and abs(n - m) <= cfg.window}[cfg.mask]
-
-
-def bound_by_hand(attention, cfg, num_keys):
-    """Theorem 3.2 with numpy's matrix norms and mpmath's Lambert W, and the mixes' share in it."""
-    maps = [maps_by_hand(attention, head) for head in range(attention.heads)]
-    norm = lambda w: np.linalg.norm(w, np.inf)  # noqa: E731
-    w_o = np.concatenate([maps_of_head[3] for maps_of_head in maps])
-    inverse = float(mpmath.lambertw((num_keys - 1) / mpmath.e).real)
-    others = abs(cfg.mix_identity) + abs(cfg.mix_uniform)
-    first = abs(cfg.mix_attention) * (4 * inverse + 1 / math.sqrt(attention.head_width))
-    first += others / math.sqrt(attention.head_width)
-    return first * max(norm(w[0]) * norm(w[0].T) for w in maps) * max(norm(w[2].T) for w in maps) * norm(w_o.T)
-
-
-def gain_by_hand(attention, cfg, length):
-    keys = min(length, 2 * cfg.window + 1) if cfg.mask == "window" else length
-    bound = bound_by_hand(attention, cfg, cfg.contraction_keys or keys)
-    return cfg.contraction / bound
-
-
-def head_by_hand(attention, cfg, x, head, length):
-    """(M, its values' map, their bias, W_O) of one head for one sequence x (N, D) with `length` tokens there: what it
-    adds is M (x W + b) W_O."""
-    w_q, w_k, w_v, w_o, b_q, b_k, b_v = maps_by_hand(attention, head)
-    num_tokens, width = len(x), attention.head_width
-    p = np.zeros((num_tokens, num_tokens))
-    average = np.zeros_like(p)
-    for n in range(num_tokens):
-        q = x[n] @ w_q + b_q
-        for m in range(num_tokens):
-            if is_seen(cfg, n, m, length):
-                k = x[m] @ w_k + b_k
-                if cfg.attention == "cosine":
-                    score = q @ k / math.sqrt((q @ q + COSINE_EPSILON) * (k @ k + COSINE_EPSILON))
-                else:
-                    score = -((q - k) @ (q - k)) / math.sqrt(width)
-                p[n, m] = math.exp(score / cfg.temperature)
-                average[n, m] = 1
-    p, average = p / p.sum(1, keepdims=True), average / average.sum(1, keepdims=True)
-    mixed = cfg.mix_attention * p + cfg.mix_identity * np.eye(num_tokens) + cfg.mix_uniform * average
-    if cfg.attention == "cosine":
-        v = x @ w_v + b_v
-        mixed = mixed / np.sqrt((v * v).sum(1) + COSINE_EPSILON)
-        return mixed, w_v, b_v, w_o
-    if cfg.attention == "contractive_l2":
-        mixed = mixed * gain_by_hand(attention, cfg, length)
-    return mixed, w_q @ w_q.T / math.sqrt(width) @ w_v, b_v, w_o
-
-
-def attention_by_hand(attention, cfg, x_BND, lengths):
-    out = np.zeros(x_BND.shape) + (0 if attention.out.bias is None else attention.out.bias.detach().numpy())
-    for b, length in enumerate(lengths):
-        for head in range(attention.heads):
-            mixing, w, bias, w_o = head_by_hand(attention, cfg, x_BND[b].numpy(), head, length)
-            out[b] += mixing @ (x_BND[b].numpy() @ w + bias) @ w_o
-    return torch.from_numpy(out)
-
-
-@pytest.mark.parametrize("mask", MASKS, ids=label_of)
-@pytest.mark.parametrize("changes", some(VARIANTS, 2), ids=label_of)
+@pytest.mark.parametrize("mask", [*MASKS, {"mask": "others"}], ids=label_of)
+@pytest.mark.parametrize("changes", [*some(VARIANTS, 2), *PLAIN], ids=label_of)
 @torch.no_grad()
-def test_each_attention_is_that_of_a_loop(changes, mask):
+def test_each_attention_is_that_of_a_loop_over_its_heads_which_add_up_to_the_output(changes, mask):
     for others in ({"bias": False}, MIXED):
         model = network(1, **changes, **mask, **others)
-        attention, x_BND = model.attentions[0], normal(2, 3, 4, 6)
-        present_BN = torch.arange(4) < torch.tensor([[4], [1], [3]])
-        for present, lengths in ((None, (4, 4, 4)), (present_BN, (4, 1, 3))):
-            got = attention(x_BND, present)
-            wanted = attention_by_hand(attention, model.cfg, x_BND, lengths)
-            for b, length in enumerate(lengths):  # what stands at absent tokens means nothing
-                torch.testing.assert_close(got[b, :length], wanted[b, :length], **EXACT)
+        x_BND, present_BN = normal(2, 3, 4, 6), torch.arange(4) < torch.tensor([[4], [1], [3]])
+        for attention in model.attentions:
+            for present, lengths in ((None, (4, 4, 4)), (present_BN, (4, 1, 3))):
+                output_BND, tables = attention.observe(x_BND, present)
+                torch.testing.assert_close(attention(x_BND, present), output_BND, rtol=0, atol=0)
+                maps = attention.maps_as_applied()
+                summed_BND = (tables["mixed_BHNK"] @ maps.w_o_HKD).sum(1) + maps.b_o_D
+                torch.testing.assert_close(summed_BND, output_BND, **EXACT)
+                wanted_BND = attention_by_hand(attention, model.cfg, x_BND, lengths)
+                for b, length in enumerate(lengths):  # what stands at absent tokens means nothing
+                    torch.testing.assert_close(output_BND[b, :length], wanted_BND[b, :length], **EXACT)
+                    x_ND = x_BND[b].numpy()
+                    for h in range(attention.heads):
+                        head = head_by_hand(attention, model.cfg, x_ND, h, length)
+                        mixed = head.mixing @ (x_ND @ head.w + head.bias)
+                        for name, wanted in zip(tables, (head.p, head.mixing, mixed), strict=True):
+                            np.testing.assert_allclose(tables[name][b, h, :length], wanted[:length], **EXACT)
 
 
 @every
@@ -492,10 +427,10 @@ def test_frozen_and_recomputed_paths_by_hand(changes, others):
                 if choice:
                     attention = model.attentions[index]
                     read = read_LBND[index][b].numpy()
-                    mixing, w, _, w_o = head_by_hand(attention, model.cfg, read, choice - 1, length)
-                    here = mixing @ (here @ w) @ w_o
-                    mixing, w, bias, w_o = head_by_hand(attention, model.cfg, alone, choice - 1, length)
-                    alone = mixing @ (alone @ w + bias) @ w_o
+                    head = head_by_hand(attention, model.cfg, read, choice - 1, length)
+                    here = head.mixing @ (here @ head.w) @ head.w_o
+                    head = head_by_hand(attention, model.cfg, alone, choice - 1, length)
+                    alone = head.mixing @ (alone @ head.w + head.bias) @ head.w_o
                     alone = alone + (attention.out.bias.numpy() if model.cfg.bias else 0)
             for got, wanted in ((frozen, here), (recomputed, alone)):
                 wanted = torch.from_numpy(wanted[:length])
@@ -518,7 +453,7 @@ def layer_by_hand(attention, cfg, x):
         q, k, v = rows * w_q, rows * w_k, rows * a * w_v
         b_q, b_k, b_v = (number(b)[0] for b in (b_q, b_k, b_v))
         for i in range(len(x)):
-            seen = [j for j in range(len(x)) if is_seen(cfg, i, j, len(x))]
+            seen = [j for j in range(len(x)) if is_seen(cfg.mask, cfg.window, i, j, len(x))]
             scores = [
                 -mpmath.fsum((q[i, c] + b_q[c] - k[j, c] - b_k[c]) ** 2 for c in range(attention.head_width))
                 / mpmath.sqrt(attention.head_width)

@@ -11,6 +11,7 @@ import pytest
 import scipy.stats
 import torch
 import torch.nn.functional as F
+from by_hand import attention_by_hand, is_seen
 from drawn import generator, normal, randomised, transformer
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -101,7 +102,7 @@ def test_blocks_without_skips_are_the_bare_composition(norm, activation):
             (lambda x, own=own: F.layer_norm(x, (8,), own.weight, own.shift)) if own is not None else None
             for own in (block.attention_norm, block.mlp_norm)
         ]
-        state = around(lambda x, block=block: attention_by_hand(block.attention, x), norms[0], state)
+        state = around(lambda x, block=block: attention_by_hand(block.attention, model.cfg, x), norms[0], state)
         act = getattr(F, activation)
         state = around(lambda x, block=block, act=act: block.mlp.down(act(block.mlp.up(x))), norms[1], state)
     if norm == "pre":
@@ -114,7 +115,7 @@ def test_blocks_without_skips_are_the_bare_composition(norm, activation):
 def test_skip_scale_multiplies_what_the_skip_carries(scale):
     model, x_BNC = network(norm="none", layers=1, skip_scale=scale), normal(1, 2, 5, 3)
     block, state = model.blocks[0], model.read_in(x_BNC)
-    middle = scale * state + attention_by_hand(block.attention, state)
+    middle = scale * state + attention_by_hand(block.attention, model.cfg, state)
     last = scale * middle + block.mlp.down(F.gelu(block.mlp.up(middle)))
     torch.testing.assert_close(model(x_BNC), model.read_out(last), **EXACT)
 
@@ -224,52 +225,6 @@ def test_a_model_built_for_a_task_fits_it(model_config, sorting_task, label):
 # --- attention -------------------------------------------------------------------------------------------------------
 
 
-def attention_by_hand(attention, x_BND):
-    """Head by head, from rows of the fused matrices: y = sum_h P_h (x W_V,h + b_V,h) W_O,h + b_O."""
-    heads, width = attention.heads, attention.head_width
-    weight, bias, out = attention.qkv.weight, attention.qkv.bias, attention.out
-    bias = torch.zeros(len(weight), dtype=weight.dtype) if bias is None else bias
-    y_BND = 0 if out.bias is None else out.bias
-    for head in range(heads):
-        q, k, v = (
-            x_BND @ weight[rows].T + bias[rows]
-            for part in ((0, 0, 1) if attention.tied_qk else (0, 1, 2))
-            for rows in [slice((part * heads + head) * width, (part * heads + head + 1) * width)]
-        )
-        scores = q @ k.mT / math.sqrt(width)
-        for n in range(x_BND.shape[-2]):
-            for m in range(x_BND.shape[-2]):
-                if not brute_force_visible(attention.mask, attention.window, n, m):
-                    scores[..., n, m] = -math.inf
-        p = scores.exp() / scores.exp().sum(-1, keepdim=True)
-        y_BND = y_BND + p @ v @ out.weight[:, head * width : (head + 1) * width].T
-    return y_BND
-
-
-def brute_force_visible(mask, window, n, m):
-    return {"none": True, "causal": m <= n, "window": window is not None and n - window <= m <= n + window}[mask]
-
-
-ATTENTIONS = [
-    {"mask": mask, "window": window, "tied_qk": tied_qk, "bias": bias, "heads": 3, "width": 6, "head_width": head_width}
-    for mask, window in (("none", None), ("causal", None), ("window", 1))
-    for tied_qk in (False, True)
-    for bias, head_width in ((True, None), (False, 5), (True, 1))
-]
-
-
-@pytest.mark.parametrize("changes", ATTENTIONS)
-@torch.no_grad()
-def test_attention_is_that_of_a_loop_over_heads_which_add_up_to_the_output(changes):
-    attention, x_BND = network(**changes).attentions[0], normal(1, 2, 4, 6)
-    output_BND, tables = attention.observe(x_BND)
-    torch.testing.assert_close(output_BND, attention_by_hand(attention, x_BND), **EXACT)
-    maps = attention.maps_as_applied()
-    summed_BND = (tables["mixed_BHNK"] @ maps.w_o_HKD).sum(1) + maps.b_o_D
-    torch.testing.assert_close(summed_BND, output_BND, **EXACT)
-    torch.testing.assert_close(attention(x_BND), output_BND, rtol=0, atol=0)
-
-
 @pytest.mark.parametrize("head_width", [1, 3, 7, 20])
 @torch.no_grad()
 def test_head_width_is_free_of_width_and_heads(head_width):
@@ -302,10 +257,10 @@ def test_head_weights_are_views_of_the_fused_matrices(tied_qk, bias):
 
 
 @every
-@given(st.sampled_from(["none", "causal", "window"]), st.integers(0, 9), st.integers(1, 8))
+@given(st.sampled_from(["none", "causal", "window", "others"]), st.integers(0, 9), st.integers(1, 8))
 def test_visible_keys_are_those_of_a_loop(mask, window, num_tokens):
     got = visible_keys(mask, window if mask == "window" else None, num_tokens)
-    wanted = [[brute_force_visible(mask, window, n, m) for m in range(num_tokens)] for n in range(num_tokens)]
+    wanted = [[is_seen(mask, window, n, m, num_tokens) for m in range(num_tokens)] for n in range(num_tokens)]
     assert (torch.ones(num_tokens, num_tokens, dtype=torch.bool) if got is None else got).tolist() == wanted
     assert (got is None) == (mask == "none")
 

@@ -6,7 +6,6 @@ Shapes: S seed, B batch, N query token, M key token, D width, H head, K head wid
 import math
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from drawn import generator, normal, transformer
@@ -40,78 +39,6 @@ def network(seed=0, padded=False, **changes):
     for number, parameter in enumerate(model.parameters()):
         parameter.data += 0.3 * normal(1000 * seed + number, *parameter.shape)
     return model
-
-
-def elu_plus_one(x):
-    return np.where(x > 0, x + 1, np.exp(x))
-
-
-def softmax(scores):
-    powers = np.exp(scores - scores.max())
-    return powers / powers.sum()
-
-
-def row_by_hand(kind, query, keys, temperature, own, layer):
-    """Weights of one query on the keys that it sees, by the papers' formulas."""
-    width, number = len(query), len(keys)
-    scores = keys @ query / math.sqrt(width) / temperature
-    if kind == "sigmoid":
-        return 1 / (1 + np.exp(-(scores - math.log(number))))
-    if kind == "relu":
-        return np.maximum(scores, 0) / number
-    if kind == "kernel":
-        products = elu_plus_one(keys / temperature) @ elu_plus_one(query / temperature)
-        return products / products.sum()
-    if kind == "sparse":
-        return softmax(scores)
-    half = width // 2
-    first, second = (
-        keys[:, part] @ query[part] / math.sqrt(half) / temperature for part in (slice(half), slice(half, None))
-    )
-    factor = math.exp(own["first_q"] @ own["first_k"]) - math.exp(own["second_q"] @ own["second_k"])
-    factor += 0.8 - 0.6 * math.exp(-0.3 * (layer - 1))
-    return softmax(first) - factor * softmax(second)
-
-
-def sees(mask, window, n, m, length):
-    if max(n, m) >= length:
-        return n == m
-    if mask == "others":
-        return n != m or length == 1
-    return {"none": True, "causal": m <= n, "window": window is not None and abs(n - m) <= window}[mask]
-
-
-@pytest.mark.parametrize("mask", MASKS, ids=lambda mask: mask["mask"])
-@pytest.mark.parametrize("kind", [*NEW, *OF_ROWS])
-@torch.no_grad()
-def test_weights_and_output_are_those_of_a_loop(kind, mask):
-    for changes in ({"bias": False}, MIXED):
-        model = network(1, attention=kind, **mask, **changes)
-        present_BN = torch.arange(5) < torch.tensor([[5], [3]])
-        for layer, attention in enumerate(model.attentions, 1):
-            x_BND, cfg = normal(layer, 2, 5, 8), model.cfg
-            q_BHNK, k_BHNK, v_BHNK = (x.numpy() for x in attention.queries_keys_values(x_BND))
-            own = {name: value.numpy() for name, value in attention.own.items()}
-            for lengths, present in (((5, 5), None), ((5, 3), present_BN)):
-                output_BND, tables = attention.observe(x_BND, present)
-                for (b, length), h in ((pair, h) for pair in enumerate(lengths) for h in range(2)):
-                    p, average = np.zeros((5, 5)), np.zeros((5, 5))
-                    part = ATTENTIONS["sparse"].part(layer, 5, 5).numpy() if kind == "sparse" else np.ones((5, 5))
-                    for n in range(5):
-                        seen = [m for m in range(5) if sees(cfg.mask, cfg.window, n, m, length)]
-                        read = [m for m in seen if part[n, m]] or seen
-                        keys = k_BHNK[b, h, read]
-                        p[n, read] = row_by_hand(kind, q_BHNK[b, h, n], keys, cfg.temperature, own, layer)
-                        average[n, seen] = 1 / len(seen)
-                    mixing = cfg.mix_attention * p + cfg.mix_identity * np.eye(5) + cfg.mix_uniform * average
-                    for name, wanted in (
-                        ("weights_BHNM", p),
-                        ("mixing_BHNM", mixing),
-                        ("mixed_BHNK", mixing @ v_BHNK[b, h]),
-                    ):
-                        got = tables[name][b, h, :length].numpy()
-                        np.testing.assert_allclose(got, wanted[:length], **EXACT)
-                torch.testing.assert_close(attention(x_BND, present), output_BND, **EXACT)
 
 
 @pytest.mark.parametrize("kind", ATTENTIONS)
