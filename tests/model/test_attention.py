@@ -143,6 +143,8 @@ def test_there_is_an_attention_of_every_name_in_the_config():
 
 
 FUSED = [
+    {},
+    {"tied_qk": True},
     {"attention": "l2"},
     {"mix_attention": 0.4, **TIED, "temperature": 2.0, "head_width": 6, "value_width": 3},
     CONTRACTIVE,
@@ -150,23 +152,29 @@ FUSED = [
 ]
 
 
-@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
+@pytest.fixture
+def fused_calls(monkeypatch):
+    """The shapes of the queries of each call of the fused kernel."""
+    calls, fused = [], F.scaled_dot_product_attention
+    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *a, **k: calls.append(a[0].shape) or fused(*a, **k))
+    return calls
+
+
+@pytest.mark.parametrize(("more", "padded"), [(-1, False), (0, False), (1, True)], ids=["short", "whole", "padded"])
 @pytest.mark.parametrize("mask", MASKS, ids=label_of)
 @pytest.mark.parametrize("changes", FUSED, ids=label_of)
-def test_fused_and_explicit_agree_forward_and_backward(monkeypatch, changes, mask, padded):
-    calls, fused = [], F.scaled_dot_product_attention
-    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *a, **k: calls.append(1) or fused(*a, **k))
-    num_tokens = FUSED_FROM_TOKENS + 1
+def test_fused_and_explicit_agree_forward_and_backward(fused_calls, changes, mask, more, padded):
+    num_tokens = FUSED_FROM_TOKENS + more
     present_BN = torch.arange(num_tokens) < torch.tensor([[num_tokens], [40]])
     slope = normal(3, 2, num_tokens, 6) * present_BN[..., None]
     # float32: sums of 100 terms, and differences of squares of order 10 in the scores
     for dtype, tolerance in ((torch.float64, 1e-11), (torch.float32, 2e-3)):
         module, results = layer(1, **changes, **mask).to(dtype), []
-        for kernel, expected in (("fused", 1), ("table", 0)):
+        for kernel, expected in (("fused", more >= 0), ("table", 0)):
             x_BND = normal(2, 2, num_tokens, 6).to(dtype).requires_grad_()
-            calls.clear()
+            fused_calls.clear()
             y_BND = module(x_BND, present_BN if padded else None, kernel=kernel)
-            assert len(calls) == expected
+            assert len(fused_calls) == expected
             gradients = torch.autograd.grad(y_BND, [x_BND, *module.parameters()], slope.to(dtype))
             results.append([y_BND * present_BN[..., None], *gradients])
         for got, wanted in zip(*results, strict=True):
@@ -176,10 +184,8 @@ def test_fused_and_explicit_agree_forward_and_backward(monkeypatch, changes, mas
 @pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
 @pytest.mark.parametrize("mask", MASKS, ids=label_of)
 @pytest.mark.parametrize("changes", [{"head_width": 1}, *FUSED], ids=label_of)
-def test_networks_side_by_side_are_fused_in_one_call(monkeypatch, changes, mask, padded):
-    calls, fused = [], F.scaled_dot_product_attention
-    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *a, **k: calls.append(a[0].shape) or fused(*a, **k))
-    num_tokens = 5 if "head_width" in changes and changes["head_width"] == 1 else FUSED_FROM_TOKENS + 1
+def test_networks_side_by_side_are_fused_in_one_call(fused_calls, changes, mask, padded):
+    num_tokens = 5 if changes.get("head_width") == 1 else FUSED_FROM_TOKENS + 1
     present_SBN = torch.arange(num_tokens) < torch.tensor([[[num_tokens], [3]], [[2], [4]], [[5], [num_tokens]]])
     slope_SBND = normal(3, 3, 2, num_tokens, 6) * present_SBN[..., None]
     modules = [layer(seed, **changes, **mask) for seed in range(3)]
@@ -195,9 +201,9 @@ def test_networks_side_by_side_are_fused_in_one_call(monkeypatch, changes, mask,
         return functional_call(modules[0], dict(zip(names, weights, strict=True)), arguments)
 
     together = vmap(attend, in_dims=(0, 0, 0, None))(weights, x_SBND, present_SBN, "side_by_side")
-    assert [tuple(shape[:2]) for shape in calls] == [(6, 2)]
+    assert [tuple(shape[:2]) for shape in fused_calls] == [(6, 2)]
     alone = [attend([w[i] for w in weights], x_SBND[i], present_SBN[i], "table") for i in range(3)]
-    assert len(calls) == 1
+    assert len(fused_calls) == 1
     present_SBN1 = present_SBN[..., None]
     results = [
         [y * present_SBN1, *torch.autograd.grad(y, [x_SBND, *weights], slope_SBND)]
@@ -342,17 +348,23 @@ def test_a_fixed_number_of_keys_makes_causal_outputs_independent_of_what_follows
 
 
 @pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
-@pytest.mark.parametrize("changes", VARIANTS, ids=label_of)
+@pytest.mark.parametrize("changes", [{}, *VARIANTS, *PLAIN, {"attention": "gated"}], ids=label_of)
 @torch.no_grad()
-def test_seeds_side_by_side_agree_with_each_alone(changes, padded):
+def test_seeds_side_by_side_agree_with_each_alone(fused_calls, changes, padded):
+    """In short and long sequences, of which the latter are fused, once in each layer, if their weights allow it."""
     models = [network(seed, padded, **changes, mask="causal") for seed in (1, 2)]
-    inputs_SBN = torch.randint(7, (2, 2, 5), generator=generator(0))
-    if padded:
-        inputs_SBN[:, 1, 3:] = -1
-    stacked = {n: torch.stack([dict(m.named_parameters())[n] for m in models]) for n, _ in models[0].named_parameters()}
-    got = torch.func.vmap(lambda w, x: torch.func.functional_call(models[0], w, (x,)))(stacked, inputs_SBN)
-    for seed, model in enumerate(models):
-        torch.testing.assert_close(got[seed], model(inputs_SBN[seed]), **EXACT)
+    names = [name for name, _ in models[0].named_parameters()]
+    stacked = {name: torch.stack([model.get_parameter(name) for model in models]) for name in names}
+    for num_tokens in (5, FUSED_FROM_TOKENS + 1):
+        inputs_SBN = torch.randint(7, (2, 2, num_tokens), generator=generator(0))
+        if padded:
+            inputs_SBN[:, 1, 3:] = -1
+        fused_calls.clear()
+        got = vmap(lambda w, x: functional_call(models[0], w, (x,), {"kernel": "side_by_side"}))(stacked, inputs_SBN)
+        is_short = num_tokens < FUSED_FROM_TOKENS and changes.get("head_width") != 1
+        assert len(fused_calls) == (0 if is_short or not models[0].attentions[0].weighting.fusible else 2)
+        for seed, model in enumerate(models):
+            torch.testing.assert_close(got[seed], model(inputs_SBN[seed]), **EXACT)
 
 
 @pytest.mark.parametrize(("mask", "num_tokens"), [(MASKS[2], 5), *((mask, FUSED_FROM_TOKENS + 3) for mask in MASKS)])

@@ -265,27 +265,6 @@ def test_visible_keys_are_those_of_a_loop(mask, window, num_tokens):
     assert (got is None) == (mask == "none")
 
 
-@pytest.mark.parametrize("num_tokens", [FUSED_FROM_TOKENS - 1, FUSED_FROM_TOKENS, FUSED_FROM_TOKENS + 5])
-@pytest.mark.parametrize("tied_qk", [False, True])
-@pytest.mark.parametrize("changes", MASKS)
-def test_fused_and_explicit_attention_agree(monkeypatch, changes, tied_qk, num_tokens):
-    calls = []
-    fused = F.scaled_dot_product_attention
-    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *a, **k: calls.append(1) or fused(*a, **k))
-    model = network(**changes, tied_qk=tied_qk)
-    results = []
-    for kernel, taken in (("fused", 2 * (num_tokens >= FUSED_FROM_TOKENS)), ("table", 0)):
-        x_BNC = normal(1, 2, num_tokens, 3).requires_grad_()
-        calls.clear()
-        output = model(x_BNC, kernel=kernel)
-        assert len(calls) == taken  # once a layer, or never
-        gradients = torch.autograd.grad((output * normal(2, *output.shape)).sum(), [x_BNC, *model.parameters()])
-        results.append((output, *gradients))
-    for got, wanted in zip(*results, strict=True):
-        # gradients are sums over 2 x 100 tokens: relative to each one's own size
-        torch.testing.assert_close(got, wanted, rtol=1e-11, atol=1e-12 * max(1.0, wanted.abs().max().item()))
-
-
 # --- norm, MLP -------------------------------------------------------------------------------------------------------
 
 

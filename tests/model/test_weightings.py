@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from drawn import generator, normal, transformer
-from torch.func import functional_call, jacrev, vmap
+from torch.func import jacrev
 
 from rankbench.config.keys import ConfigError
 from rankbench.measures import lipschitz_of_networks as of_networks
@@ -18,7 +18,6 @@ from rankbench.measures.frozen_network import FrozenNetwork, sums_by_length
 from rankbench.measures.jacobian_ascent import jacobian_norm
 from rankbench.measures.recomputed_network import RecomputedNetwork, check_recomputed
 from rankbench.measures.residual_propagation import check
-from rankbench.model.attention import FUSED_FROM_TOKENS
 from rankbench.model.initialise import initialise
 from rankbench.model.network import without
 from rankbench.model.pretrained.parts import BiasedAttention, RotaryAttention
@@ -121,22 +120,6 @@ def test_the_jacobian_is_autograds_and_there_is_no_bound(kind):
         assert jacobian_norm(function, x_ND, norm) == pytest.approx(wanted.item(), rel=1e-12)
         assert of_networks.attention_bound(attention, 4, norm) == math.inf
     assert of_networks.layer_of(attention, 4) is None
-
-
-@pytest.mark.parametrize("kind", ["dot", *NEW, *OF_ROWS, *GATED])
-def test_seeds_side_by_side_are_each_alone_for_long_rows_too(kind):
-    models = [network(seed, attention=kind, mask="causal") for seed in range(3)]
-    inputs_SBN = torch.arange(3 * (FUSED_FROM_TOKENS + 1)).view(3, 1, -1) % 7
-    weights = {
-        name: torch.stack([dict(m.named_parameters())[name] for m in models])
-        for name, _ in models[0].named_parameters()
-    }
-    with torch.no_grad():
-        together = vmap(lambda w, x: functional_call(models[0], w, (x,), {"kernel": "side_by_side"}))(
-            weights, inputs_SBN
-        )
-        for seed, model in enumerate(models):
-            torch.testing.assert_close(together[seed], model(inputs_SBN[seed]), **EXACT)
 
 
 @pytest.mark.parametrize("kind", NEW)
