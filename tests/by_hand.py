@@ -119,13 +119,19 @@ def head_by_hand(
         p[n, read] = row_by_hand(cfg.attention, q_NK[n], k_MK[read], cfg.temperature, attention)
         average[n, seen] = 1 / len(seen)
     mixing = cfg.mix_attention * p + cfg.mix_identity * np.eye(num_tokens) + cfg.mix_uniform * average
+    if attention.is_l2:
+        w_v = w_q @ w_q.T / math.sqrt(attention.head_width) @ w_v
+    v_MV = x_ND @ w_v + b_v
     if cfg.attention == "cosine":
-        mixing = mixing / np.sqrt(((x_ND @ w_v + b_v) ** 2).sum(1) + COSINE_EPSILON)
+        mixing = mixing / np.sqrt((v_MV**2).sum(1) + COSINE_EPSILON)
     if cfg.attention == "contractive_l2":
         keys = min(length, 2 * cfg.window + 1) if cfg.mask == "window" else length
         mixing = mixing * cfg.contraction / bound_by_hand(attention, cfg, cfg.contraction_keys or keys)
-    if attention.is_l2:
-        w_v = w_q @ w_q.T / math.sqrt(attention.head_width) @ w_v
+    if cfg.exclusive:  # nothing lies along a value of zero
+        lengths_N = (v_MV**2).sum(1)
+        mixing = mixing - np.diag(((mixing @ v_MV) * v_MV).sum(1) / np.where(lengths_N > 0, lengths_N, 1))
+    if cfg.attention == "gated":
+        mixing = mixing / (1 + np.exp(-q_NK @ attention.own["gate"].detach().numpy()))[:, None]
     return HeadByHand(p, mixing, w_v, b_v, w_o)
 
 

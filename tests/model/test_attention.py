@@ -76,6 +76,10 @@ PLAIN = [
     {"attention": "dot", "tied_qk": True, "head_width": 1},
     *({"attention": kind, "head_width": 4} for kind in ("sigmoid", "relu", "kernel", "sparse", "differential")),
     {"attention": "differential", "head_width": 4, "tied_qk": True},
+    {"attention": "gated"},
+    {"attention": "gated", "exclusive": True},
+    {"exclusive": True, "value_width": 3, "kv_groups": 1},
+    *({"attention": kind, "exclusive": True} for kind in ("l2", "cosine", "sigmoid")),
 ]
 
 
@@ -86,6 +90,7 @@ def test_each_attention_is_that_of_a_loop_over_its_heads_which_add_up_to_the_out
     for others in ({"bias": False}, MIXED):
         model = network(1, **changes, **mask, **others)
         x_BND, present_BN = normal(2, 3, 4, 6), torch.arange(4) < torch.tensor([[4], [1], [3]])
+        x_BND[0, 1] = 0  # without biases a value of zero
         for attention in model.attentions:
             for present, lengths in ((None, (4, 4, 4)), (present_BN, (4, 1, 3))):
                 output_BND, tables = attention.observe(x_BND, present)
@@ -149,6 +154,8 @@ FUSED = [
     {"mix_attention": 0.4, **TIED, "temperature": 2.0, "head_width": 6, "value_width": 3},
     CONTRACTIVE,
     {"attention": "cosine", "value_width": 5},
+    {"attention": "cosine", "mix_attention": 0.6, "exclusive": True},
+    {"attention": "gated", "exclusive": True},
 ]
 
 
@@ -348,7 +355,7 @@ def test_a_fixed_number_of_keys_makes_causal_outputs_independent_of_what_follows
 
 
 @pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
-@pytest.mark.parametrize("changes", [{}, *VARIANTS, *PLAIN, {"attention": "gated"}], ids=label_of)
+@pytest.mark.parametrize("changes", [*VARIANTS, *PLAIN], ids=label_of)
 @torch.no_grad()
 def test_seeds_side_by_side_agree_with_each_alone(fused_calls, changes, padded):
     """In short and long sequences, of which the latter are fused, once in each layer, if their weights allow it."""
@@ -422,7 +429,7 @@ BARE = {"mlp": False, "mlp_skip": False, "norm": "none"}
 
 
 @pytest.mark.parametrize("others", [MASKS[0], MASKS[1] | MIXED, MASKS[2] | {"bias": False}], ids=label_of)
-@pytest.mark.parametrize("changes", some(VARIANTS, 2), ids=label_of)
+@pytest.mark.parametrize("changes", [*some(VARIANTS, 2), *PLAIN], ids=label_of)
 @torch.no_grad()
 def test_frozen_and_recomputed_paths_by_hand(changes, others):
     model = network(1, True, **BARE, **changes, **others)
