@@ -202,12 +202,11 @@ def test_no_error_of_single_precision_reaches_its_floor_and_floors_are_not_much_
     assert len(ratios["output"]) > 2000
 
 
-def test_the_rounding_of_the_tokens_alone_is_less_than_the_error(model_config, sorting_task):
+def test_the_rounding_of_the_tokens_alone_is_less_than_the_error(fresh_subject):
     """What the floor was once taken to be: an MLP of ratio 4 without skips exceeds it."""
-    task = sorting_task(length=16)
-    model = initial_model(model_config(layers=4, width=96, mlp_ratio=4), task, 0).requires_grad_(False)
-    network, inputs = without(model.double(), skip=True), task.sample(8, generator(0)).inputs
-    *_, (x_BND, floor_B) = states_with_floors(network, inputs, generator(0))
+    subject = fresh_subject(0, 8, 16, layers=4, width=96, mlp_ratio=4)
+    network = without(subject.network, skip=True)
+    *_, (x_BND, floor_B) = states_with_floors(network, subject.test.inputs, generator(0))
     measured_B = composite_norm(residual_matrix(x_BND))  # of a residual below 1e-50
     assert (own_rounding(x_BND) < measured_B).any() and (measured_B < floor_B).all()
     assert (floor_B < 100 * own_rounding(x_BND)).all()
@@ -231,14 +230,11 @@ def test_tokens_that_cancel_keep_the_error_of_what_they_were():
     assert (own_rounding(x_BND) < 1e-4 * floor_B).all()
 
 
-def test_absent_tokens_are_no_part_of_a_floor(model_config, sorting_task):
-    task = sorting_task(length=6)
-    cfg = model_config(layers=3, width=8, heads=2, positions="none")
-    model = initial_model(cfg, task, 0).requires_grad_(False)
-    with torch.device("meta"):
-        padded = type(model)(cfg, **{**model.sizes, "padded": True})
-    padded.load_state_dict(model.state_dict(), assign=True)
-    inputs = task.sample(4, generator(0)).inputs
+def test_absent_tokens_are_no_part_of_a_floor(fresh_subject):
+    subject = fresh_subject(0, 4, 6, layers=3, width=8, positions="none")
+    model, inputs = subject.network.float(), subject.test.inputs
+    padded = copy.deepcopy(model)
+    padded.padded = True
     filled = inputs.clone()
     filled[:, 4:] = -1
     both = ((padded, filled), (model, inputs[:, :4]))
@@ -250,21 +246,19 @@ def test_absent_tokens_are_no_part_of_a_floor(model_config, sorting_task):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_tokens_of_zero_have_the_smallest_floor(model_config, sorting_task, dtype):
-    task = sorting_task(length=4)
-    cfg = model_config(layers=2, width=8, norm="none", skip=False, mlp=False, mlp_skip=False, bias=False, values="zero")
-    model = initial_model(cfg, task, 0).requires_grad_(False).to(dtype)
-    inputs = task.sample(3, generator(0)).inputs
-    rows = [values for where, values in metrics_by_layer(model, inputs, torch.Generator()) if where["layer"] == 2]
+def test_tokens_of_zero_have_the_smallest_floor(fresh_subject, dtype):
+    nothing = {"norm": "none", "skip": False, "mlp": False, "mlp_skip": False, "bias": False, "values": "zero"}
+    subject = fresh_subject(0, 3, 4, layers=2, width=8, **nothing)
+    by_layer = metrics_by_layer(subject.network.to(dtype), subject.test.inputs, torch.Generator())
+    rows = [values for where, values in by_layer if where["layer"] == 2]
     assert rows[-1]["noise_floor"].tolist() == [torch.finfo(dtype).tiny] * 3
     assert rows[-1]["below_floor"].all() and rows[-1]["relative_noise_floor"].isnan().all()
 
 
-def test_the_columns_of_the_floor_are_consistent(model_config, sorting_task):
-    task = sorting_task(length=5)
-    model = initial_model(model_config(layers=2, width=8), task, 0).requires_grad_(False)
-    inputs = task.sample(6, generator(0)).inputs
-    once, again = (list(metrics_by_layer(model, inputs, generator_for(0, "rounding"))) for _ in range(2))
+def test_the_columns_of_the_floor_are_consistent(fresh_subject):
+    subject = fresh_subject(0, 6, 5, layers=2, width=8)
+    given = subject.network.float(), subject.test.inputs
+    once, again = (list(metrics_by_layer(*given, generator_for(0, "rounding"))) for _ in range(2))
     for (where, values), (_, same) in zip(once, again, strict=True):
         assert all(torch.equal(values[name], same[name]) for name in values if not values[name].isnan().any())
         prefix = "attention_" if where["sublayer"] == "weights" else ""
@@ -279,11 +273,8 @@ def test_the_columns_of_the_floor_are_consistent(model_config, sorting_task):
 
 
 @pytest.mark.parametrize("attention", ["contractive_l2", "cosine"])
-def test_every_part_of_a_network_can_be_perturbed(model_config, sorting_task, attention):
-    task = sorting_task(length=4)
+def test_every_part_of_a_network_can_be_perturbed(fresh_subject, attention):
     more = {"contraction": 1.0, "tied_qk": True} if attention == "contractive_l2" else {"latent_width": 3}
-    cfg = model_config(layers=2, width=8, heads=2, attention=attention, norm_kind="l2norm", **more)
-    model = initial_model(cfg, task, 0).requires_grad_(False)
-    inputs = task.sample(3, generator(0)).inputs
-    for _, floors in run_with_floors(model, inputs, generator(0)):
+    subject = fresh_subject(0, 3, 4, layers=2, width=8, attention=attention, norm_kind="l2norm", **more)
+    for _, floors in run_with_floors(subject.network.float(), subject.test.inputs, generator(0)):
         assert all(floor.isfinite().all() and (floor > 0).all() for floor in floors if floor is not None)
