@@ -1,4 +1,4 @@
-"""Paths of frozen and recomputed networks against every path multiplied out by hand in numpy, closed forms, itertools.
+"""Paths of frozen and recomputed networks against every path of networks written out, closed forms, itertools.
 
 Shapes: B batch, N token, D width, H head, K head width, F MLP width, L layer, P path, G group of paths.
 """
@@ -11,10 +11,10 @@ import pytest
 import scipy.special
 import scipy.stats
 import torch
-from by_hand import head_by_hand
 from drawn import generator, label_of, randomised, transformer
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from written_out import Written, assert_sums_are_those_of_all_paths, close, heads_by_hand
 
 import rankbench.measures.frozen_network
 import rankbench.measures.paths
@@ -23,8 +23,6 @@ from rankbench.measures.frozen_network import FrozenNetwork, PathSums, sums_by_l
 from rankbench.measures.paths import PathTree, all_paths, read_out, sample_paths, sums_of_groups
 from rankbench.measures.recomputed_network import RecomputedNetwork
 
-# Float64, a few hundred additions: eps = 2.2e-16, so 1e-12 of the largest part leaves a margin of ten to a hundred.
-ROUNDING = 1e-12
 EPSILON = 1e-5  # the norms', as torch's LayerNorm has it
 
 every = settings(max_examples=10, deadline=None)
@@ -38,109 +36,6 @@ def network(seed=0, **changes):
 
 def tokens(seed=1, num_sequences=2, num_tokens=4):
     return torch.randint(7, (num_sequences, num_tokens), generator=generator(seed))
-
-
-def close(got, wanted, scale=None):
-    """Equal to rounding, relative to the largest entry (of `scale` where what is compared is a small difference)."""
-    got, wanted, scale = (np.asarray(x) for x in (got, wanted, wanted if scale is None else scale))
-    assert got.shape == wanted.shape
-    np.testing.assert_allclose(got, wanted, rtol=0, atol=ROUNDING * np.abs(scale).max())
-
-
-# --- by hand ---------------------------------------------------------------------------------------------------------
-
-
-class ByHand:
-    """A Transformer in numpy from its formulas; what its first pass finds (P, scales, gates) stays frozen after it."""
-
-    def __init__(self, model, inputs, mlp="gate"):
-        self.model, self.cfg, self.mlp, self.kept = model, model.cfg, mlp, {}
-        self.w = {name: weight.numpy() for name, weight in model.state_dict().items()}
-        self.embedding = self.w["read_in.weight"][inputs.numpy()]
-        if self.cfg.positions == "learned":
-            self.embedding = self.embedding + self.w["position.weight"][: inputs.shape[1]]
-        if self.cfg.embedding_norm:
-            self.embedding = self.norm(self.embedding, "embedding_norm", True)
-        self.state = self.whole(self.embedding)
-
-    def whole(self, x):
-        """All heads, skips and biases: affine in x after the first pass."""
-        for layer in range(self.cfg.layers):
-            x = self.layer(x, layer)
-        return self.norm(x, "last_norm", True) if self.cfg.norm == "pre" else x
-
-    def path(self, choices):
-        """One path's own term: no biases, at each layer one head or the skip."""
-        x = self.embedding
-        for layer, choice in enumerate(choices):
-            x = self.layer(x, layer, choice)
-        return self.norm(x, "last_norm", False) if self.cfg.norm == "pre" else x
-
-    def sums(self):
-        """S_0 .. S_L by enumeration of {0..H}^L."""
-        cfg = self.cfg
-        sums = np.zeros((cfg.layers + 1, *self.embedding.shape))
-        for choices in itertools.product(range(cfg.heads + 1), repeat=cfg.layers):
-            sums[sum(choice > 0 for choice in choices)] += self.path(choices)
-        return sums
-
-    def layer(self, x, layer, choice=None):
-        cfg, name, whole = self.cfg, f"blocks.{layer}", choice is None
-        read = self.norm(x, f"{name}.attention_norm", whole) if cfg.norm == "pre" else x
-        y = np.zeros_like(x)
-        if cfg.skip and choice in (None, 0):
-            y = y + cfg.skip_scale * x
-        for number in range(1, cfg.heads + 1):
-            if choice in (None, number):
-                mixing, *v, w_o = self.once((layer, number), lambda n=number: heads_by_hand(self.model, layer, n, read))
-                y = y + cfg.branch_scale * mixing @ (affine(read, v) if whole else read @ v[0]) @ w_o
-        if whole:
-            y = y + cfg.branch_scale * self.w.get(f"{name}.attention.out.bias", 0)
-        if cfg.norm == "post":
-            y = self.norm(y, f"{name}.attention_norm", whole)
-        if not cfg.mlp:
-            return y
-        skipped = cfg.skip_scale * y if cfg.mlp_skip else 0 * y
-        if self.mlp == "gate" or f"{name} source" not in self.kept:
-            read = self.norm(y, f"{name}.mlp_norm", whole) if cfg.norm == "pre" else y
-            up, down = (
-                (self.w[f"{name}.mlp.{part}.weight"].T, self.w.get(f"{name}.mlp.{part}.bias", 0))
-                for part in ("up", "down")
-            )
-            z = affine(read, up) if whole else read @ up[0]
-            gated = (
-                self.once(f"{name} gate", lambda: (z > 0) * 1.0 if cfg.activation == "relu" else scipy.special.ndtr(z))
-                * z
-            )
-            out = cfg.branch_scale * (affine(gated, down) if whole else gated @ down[0])
-        if self.mlp == "source":
-            out = self.once(f"{name} source", lambda: out) if whole else 0
-        y = skipped + out
-        return self.norm(y, f"{name}.mlp_norm", whole) if cfg.norm == "post" else y
-
-    def norm(self, x, name, shifted):
-        """scale(token) x C diag(weight) + shift, C the matrix that takes the mean off (rmsnorm: the identity)."""
-        is_layernorm, width = self.cfg.norm_kind == "layernorm", self.cfg.width
-        linear = np.eye(width) - (1 / width if is_layernorm else 0)
-        square = (lambda: x.var(-1, keepdims=True)) if is_layernorm else (lambda: (x**2).mean(-1, keepdims=True))
-        scale = self.once(f"{name} scale", lambda: 1 / np.sqrt(square() + EPSILON))
-        y = scale * (x @ linear * self.w.get(f"{name}.weight", 1))
-        return y + self.w.get(f"{name}.shift", 0) if shifted else y
-
-    def once(self, name, make):
-        if name not in self.kept:
-            self.kept[name] = make()
-        return self.kept[name]
-
-
-def affine(x, map_):
-    return x @ map_[0] + map_[1]
-
-
-def heads_by_hand(model, layer, number, x_BND):
-    """M of a head (from 1) on each sequence, its W_V, b_V and W_O."""
-    heads = [head_by_hand(model.attentions[layer], model.cfg, x_ND, number - 1) for x_ND in x_BND]
-    return np.stack([head.mixing for head in heads]), *heads[0][2:]
 
 
 # --- frozen: exact sums by length -------------------------------------------------------------------------------------
@@ -193,22 +88,6 @@ MIXES = [
 ]
 
 
-def assert_sums_are_by_hand(model, inputs, mlp):
-    """The three parts of PathSums, each against the enumeration."""
-    hand = ByHand(model, inputs, mlp)
-    sums = sums_by_length(model, inputs, mlp)
-    by_length = hand.sums()
-    # the network at the input 0, frozen at `inputs`, is what does not come from the input
-    bias = hand.whole(np.zeros_like(hand.embedding))
-    largest = np.array([*by_length, bias, hand.state])
-    close(sums.state_BND, hand.state, largest)
-    close(sums.by_length_KBND, by_length, largest)
-    close(sums.bias_BND, bias, largest)
-    close(model.read_out(sums.by_length_KBND.sum(0) + sums.bias_BND), model(inputs), largest)
-    # a ReLU that is dead for a whole sequence, without skip and bias, leaves a state of 0
-    assert sums.remainder().shape == (len(inputs),) and (sums.remainder() < ROUNDING).all()
-
-
 # 7 has no divisor in common with the numbers of norms, MLPs, attentions and flags: all of each are among the quick ones
 QUICK = [pytest.param(x, marks=pytest.mark.slow if n % 7 > 1 else ()) for n, x in enumerate(COMBINATIONS)]
 QUICK += [mix | {"layers": 3, "seed": 1} for mix in MIXES]
@@ -218,7 +97,7 @@ QUICK += [mix | {"layers": 3, "seed": 1} for mix in MIXES]
 def test_sums_by_length_are_the_enumerated_ones(changes):
     model = network(**changes)
     for mlp in ("gate", "source") if model.cfg.mlp else ("gate",):
-        assert_sums_are_by_hand(model, tokens(changes["seed"], 2, 3 + changes["seed"] % 3), mlp)
+        assert_sums_are_those_of_all_paths(model, tokens(changes["seed"], 2, 3 + changes["seed"] % 3), mlp)
 
 
 def test_the_remainder_is_what_is_missing_relative_to_the_state():
@@ -316,32 +195,28 @@ GROUPS = [
 )
 def test_frozen_groups_are_sums_of_paths_by_hand(changes, mlp):
     model, inputs = network(layers=3, **changes), tokens(num_sequences=3)
-    hand = ByHand(model, inputs, mlp)
+    written = Written(model, inputs, mlp)
     got = sums_of_groups(FrozenNetwork(model, inputs, mlp), GROUPS)
-    wanted = np.stack([sum((hand.path(path) for path in group), np.zeros((3, 4, 6))) for group in GROUPS])
-    close(got, wanted)
+    zero = torch.zeros_like(written.state)
+    close(got, torch.stack([sum((written.path(path) for path in group), zero) for group in GROUPS]))
 
 
 def recomputed_by_hand(model, inputs, path, mlp=False):
     """The published protocol: at each used layer the head's own attention of the path's own state, the whole output
     bias, the norm without learned parts; no skip; an unused layer does nothing."""
-    cfg, w = model.cfg, {name: weight.numpy() for name, weight in model.state_dict().items()}
-    x = w["read_in.weight"][inputs.numpy()] + w["position.weight"][: inputs.shape[1]]
-    if cfg.embedding_norm:
-        x = plain_norm(x, cfg) * w.get("embedding_norm.weight", 1) + w.get("embedding_norm.shift", 0)
+    cfg, x = model.cfg, model.embed(inputs)
     for layer, choice in enumerate(path):
         if choice == 0:
             continue
-        mixing, *v, w_o = heads_by_hand(model, layer, choice, x)
-        x = mixing @ affine(x, v) @ w_o
-        x = cfg.branch_scale * (x + w.get(f"blocks.{layer}.attention.out.bias", 0))
+        attention, block = model.attentions[layer], model.blocks[layer]
+        mixing, w, bias, w_o = heads_by_hand(attention, cfg, x, choice - 1)
+        x = mixing @ (x @ w + bias) @ w_o
+        x = cfg.branch_scale * (x + (0 if attention.out.bias is None else attention.out.bias))
         if cfg.norm != "none":
             x = plain_norm(x, cfg)
         if mlp and cfg.mlp:
-            name = f"blocks.{layer}.mlp"
-            z = affine(x, (w[f"{name}.up.weight"].T, w.get(f"{name}.up.bias", 0)))
-            act = np.maximum(z, 0) if cfg.activation == "relu" else z * scipy.special.ndtr(z)
-            x = cfg.branch_scale * affine(act, (w[f"{name}.down.weight"].T, w.get(f"{name}.down.bias", 0)))
+            z = block.mlp.up(x)
+            x = cfg.branch_scale * block.mlp.down(z.relu() if cfg.activation == "relu" else z * torch.special.ndtr(z))
             if cfg.norm != "none":
                 x = plain_norm(x, cfg)
     return x
@@ -349,8 +224,8 @@ def recomputed_by_hand(model, inputs, path, mlp=False):
 
 def plain_norm(x, cfg):
     if cfg.norm_kind == "layernorm":
-        x = x - x.mean(-1, keepdims=True)
-    return x / np.sqrt((x**2).mean(-1, keepdims=True) + EPSILON)
+        x = x - x.mean(-1, keepdim=True)
+    return x / (x.square().mean(-1, keepdim=True) + EPSILON).sqrt()
 
 
 RECOMPUTED = [
@@ -368,9 +243,9 @@ RECOMPUTED = [
 def test_recomputed_groups_are_networks_of_their_own_by_hand(changes, mlp):
     model, inputs = network(layers=3, **changes), tokens(num_sequences=3)
     got = sums_of_groups(RecomputedNetwork(model, inputs, mlp), GROUPS)
-    zero = np.zeros((3, 4, 6))
+    zero = torch.zeros_like(got[0])
     wanted = [sum((recomputed_by_hand(model, inputs, path, mlp) for path in group), zero) for group in GROUPS]
-    close(got, np.stack(wanted))
+    close(got, torch.stack(wanted))
 
 
 @pytest.mark.parametrize("kind", [FrozenNetwork, RecomputedNetwork])
@@ -436,7 +311,7 @@ def test_a_subset_is_read_out_raw_or_normalised_without_learned_parts(norm, norm
     sums = torch.randn(3, 4, 6, generator=generator(0), dtype=torch.float64)
     weight, bias = model.read_out.weight.numpy(), model.read_out.bias.numpy()
     close(read_out(model, sums, "raw"), sums.numpy() @ weight.T + bias)
-    close(read_out(model, sums, "normalised"), plain_norm(sums.numpy(), model.cfg) @ weight.T + bias)
+    close(read_out(model, sums, "normalised"), plain_norm(sums, model.cfg).numpy() @ weight.T + bias)
 
 
 # --- counting and drawing paths ---------------------------------------------------------------------------------------

@@ -4,23 +4,18 @@ Shapes: B batch, N token, D width, H head, L layer, S stream, P path.
 """
 
 import copy
-import functools
-import itertools
-import math
 
-import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from breadth import some
 from drawn import generator, randomised, transformer
+from written_out import Written, assert_sums_are_those_of_all_paths, close
 
 from rankbench.commands.compose import compose
 from rankbench.config.compatibility import check
 from rankbench.config.keys import ConfigError
-from rankbench.measures.frozen_network import FrozenNetwork, sums_by_last_head, sums_by_length, sums_through_heads
+from rankbench.measures.frozen_network import sums_by_length
 from rankbench.measures.norms import composite_norm, residual_matrix
-from rankbench.measures.paths import sums_of_groups
 from rankbench.measures.recomputed_network import RecomputedNetwork
 from rankbench.measures.residual_coordinates import log_residual
 from rankbench.measures.residual_propagation import propagate
@@ -29,7 +24,6 @@ from rankbench.model.network import run, without
 from rankbench.model.transformer import doubly_stochastic
 from rankbench.tape import record
 
-ROUNDING = 1e-12  # float64, a few hundred additions
 LAYERS, HEADS, WIDTH, STREAMS = 3, 2, 6, 3
 KINDS = {
     "peri": {"norm": "peri"},
@@ -63,115 +57,6 @@ def network(**keys):
 TOKENS = torch.tensor([[0, 3, 3, 6], [5, 1, 2, 4]])
 
 
-class Written:
-    """The network written out from the papers, in plain torch. What a pass at `tokens` finds (P, scales of norms,
-    gates) is kept, so that later passes are affine in the embedding and in the switches of the heads."""
-
-    def __init__(self, model, tokens):
-        self.model, self.cfg, self.kept = model, model.cfg, {}
-        self.embedding = model.embed(tokens)
-        self.state = self.run(self.embedding, torch.ones(LAYERS, HEADS))
-
-    def run(self, embedding, switches_LH):
-        cfg, blocks = self.cfg, self.model.blocks
-        x, first_values = embedding, None
-        streams = [x] * cfg.streams
-        for layer, block in enumerate(blocks):
-            for kind in ("attention", "mlp") if cfg.mlp else ("attention",):
-                skip = cfg.skip_scale if (cfg.skip if kind == "attention" else cfg.mlp_skip) else 0.0
-                hyper = getattr(block, f"{kind}_streams")
-                if hyper is not None:
-                    x = sum(weight * stream for weight, stream in zip(hyper.read, streams, strict=True))
-                elif kind == "attention":
-                    x = x + cfg.embedding_skip * embedding
-                key = (layer, kind)
-                read = self.norm(x, getattr(block, f"{kind}_norm"), (*key, 1)) if cfg.norm in ("pre", "peri") else x
-                if kind == "attention":
-                    own = self.values(block.attention, read)
-                    first_values = own if first_values is None else first_values
-                    share = cfg.value_residual if layer else 0.0
-                    y = self.attend(block.attention, read, (1 - share) * own + share * first_values, key, switches_LH)
-                else:
-                    z = block.mlp.up(read)
-                    gate = self.once((*key, "gate"), 0.5 * (1 + torch.erf(z / math.sqrt(2))))
-                    y = block.mlp.down(gate * z)
-                if cfg.norm in ("peri", "ngpt"):
-                    y = self.norm(y, getattr(block, f"{kind}_branch_norm"), (*key, 2))
-                if hyper is not None:
-                    mix = doubly_by_hand(hyper.mix) if cfg.hyper_connections == "doubly_stochastic" else hyper.mix
-                    streams = [
-                        sum(skip * mix[i, j] * streams[j] for j in range(cfg.streams))
-                        + hyper.write[i] * cfg.branch_scale * y
-                        for i in range(cfg.streams)
-                    ]
-                    continue
-                x = skip * x + cfg.branch_scale * y
-                if cfg.norm in ("post", "ngpt"):
-                    x = self.norm(x, getattr(block, f"{kind}_norm"), (*key, 1))
-        if cfg.hyper_connections != "none":
-            x = sum(streams) / cfg.streams
-        return self.norm(x, self.model.last_norm, "last") if cfg.norm in ("pre", "peri") else x
-
-    def values(self, attention, read):
-        weight, bias = attention.qkv.weight[2 * WIDTH :], attention.qkv.bias
-        return F.linear(read, weight, None if bias is None else bias[2 * WIDTH :])
-
-    def attend(self, attention, read, values, key, switches_LH):
-        head_width, outputs = WIDTH // HEADS, 0 if attention.out.bias is None else attention.out.bias
-        q, k = attention.qkv(read)[..., : 2 * WIDTH].chunk(2, -1)
-        for head in range(HEADS):
-            columns = slice(head * head_width, (head + 1) * head_width)
-            scores = q[..., columns] @ k[..., columns].mT / math.sqrt(head_width)
-            hidden = torch.ones(scores.shape[-2:]).triu(1).bool()
-            p = self.once((*key, head), scores.masked_fill(hidden, -math.inf).softmax(-1))
-            mixed = switches_LH[key[0], head] * p @ values[..., columns]
-            outputs = outputs + mixed @ attention.out.weight[:, columns].T
-        return outputs
-
-    def norm(self, x, module, key):
-        centred = x - x.mean(-1, keepdim=True) if self.cfg.norm_kind == "layernorm" else x
-        scale = self.once((key, "scale"), (centred.square().mean(-1, keepdim=True) + 1e-5).rsqrt())
-        normed = centred * scale * module.weight + (0 if module.shift is None else module.shift)
-        is_scaled = self.cfg.norm_scale == "depth" and key[-1] == 1  # in front of a sub-layer or behind it
-        return normed / math.sqrt(key[0] + 1) if is_scaled else normed
-
-    def once(self, key, value):
-        return self.kept.setdefault(key, value)
-
-    @functools.cache  # noqa: B019, of an object that lives as long as its test
-    def linear(self, on):
-        """What comes from the embedding, with these heads switched on."""
-        switches_LH = torch.zeros(LAYERS, HEADS, dtype=torch.float64)
-        for head in on:
-            switches_LH[head] = 1
-        return self.run(self.embedding, switches_LH) - self.run(torch.zeros_like(self.embedding), switches_LH)
-
-    def path(self, choices):
-        """The path's own term: the part of the output in which each of its heads is a factor, and no other head is. By
-        inclusion and exclusion over its heads."""
-        heads = [(layer, choice - 1) for layer, choice in enumerate(choices) if choice]
-        term = torch.zeros_like(self.state)
-        for number in range(len(heads) + 1):
-            for on in itertools.combinations(heads, number):
-                term += (-1) ** (len(heads) - number) * self.linear(on)
-        return term
-
-
-def doubly_by_hand(mix):
-    positive = mix.exp().clone()
-    for _ in range(20):
-        for column in range(len(mix)):
-            positive[:, column] /= positive[:, column].sum()
-        for row in range(len(mix)):
-            positive[row] /= positive[row].sum()
-    return positive
-
-
-def close(got, wanted, scale):
-    assert got.shape == wanted.shape
-    assert (got - wanted).abs().max() <= ROUNDING * max(1.0, scale.abs().max().item())
-
-
 @every_kind
 def test_the_network_is_the_one_written_out(keys):
     model = network(**keys)
@@ -185,26 +70,8 @@ def test_the_network_is_the_one_written_out(keys):
 @every_kind
 def test_sums_of_paths_are_those_of_all_paths(keys):
     model = network(**keys)
-    written, frozen = Written(model, TOKENS), FrozenNetwork(model, TOKENS)
-    paths = [choices for choices in itertools.product(range(HEADS + 1), repeat=LAYERS)]
-    terms = {choices: written.path(choices) for choices in paths}
-    scale = torch.stack(list(terms.values())).abs().max()
-    got_PBND = sums_of_groups(frozen, [np.array([choices]) for choices in paths])
-    close(got_PBND, torch.stack([terms[choices] for choices in paths]), scale)
-    sums = sums_by_length(model, TOKENS)
-    for length, sum_BND in enumerate(sums.by_length_KBND):
-        of_length = [term for choices, term in terms.items() if sum(c > 0 for c in choices) == length]
-        close(sum_BND, torch.stack(of_length).sum(0), scale)
-    bias = written.run(torch.zeros_like(written.embedding), torch.ones(LAYERS, HEADS))
-    close(sums.bias_BND, bias, scale)
-    assert sums.remainder().max() < ROUNDING * max(1.0, scale.item())
-    source = sums_by_length(model, TOKENS, mlp="source")
-    assert source.remainder().max() < ROUNDING * max(1.0, scale.item())
-    through = sums_through_heads(frozen)
-    for layer, head in itertools.product(range(LAYERS), range(HEADS)):
-        of_head = [term for choices, term in terms.items() if choices[layer] == head + 1]
-        close(through[layer, head], torch.stack(of_head).sum(0), scale)
-    close(sums_by_last_head(frozen).sum(0), torch.stack(list(terms.values())).sum(0), scale)
+    for mlp in ("gate", "source"):
+        assert_sums_are_those_of_all_paths(model, TOKENS, mlp)
 
 
 @pytest.mark.parametrize("kind", some(KINDS, 3))
