@@ -140,7 +140,7 @@ def doubly_by_hand(mix):
 
 
 def assert_sums_are_those_of_all_paths(model, tokens, mlp):
-    """Each path, and the sums by length, through each head and by last head, against the enumeration; and the rest."""
+    """The state, each path, and the sums by length, through each head and by last head, against the enumeration."""
     written, frozen = Written(model, tokens, mlp), FrozenNetwork(model, tokens, mlp)
     terms = written.paths()
     largest = torch.stack([*terms.values(), written.bias, written.state])
@@ -149,7 +149,8 @@ def assert_sums_are_those_of_all_paths(model, tokens, mlp):
         return torch.stack([term for path, term in terms.items() if wanted(path)]).sum(0)
 
     sums = sums_by_length(model, tokens, mlp)
-    close(sums.state_BND, written.state, largest)
+    for state_BND in (model.state(tokens), sums.state_BND):
+        close(state_BND, written.state, largest)
     close(sums.bias_BND, written.bias, largest)
     close(model.read_out(sums.by_length_KBND.sum(0) + sums.bias_BND), model(tokens), largest)
     # a ReLU that is dead for a whole sequence, without skip and bias, leaves a state of 0

@@ -79,7 +79,7 @@ COMBINATIONS = [
 
 
 MIXES = [
-    {"temperature": 0.5, "branch_scale": 0.7},
+    {"temperature": 0.5, "branch_scale": 0.7, "skip_scale": 0.0},
     {"mix_uniform": -1.0, "mask": "causal"},
     {"mix_attention": 0.4, "mix_identity": 0.9, "mix_uniform": -0.2, "branch_scale": -0.3, "norm": "pre"},
     {"mix_identity": 1.0, "mask": "window", "window": 1, "norm": "none", "temperature": 2.0},

@@ -9,7 +9,7 @@ import pytest
 import torch
 from breadth import some
 from drawn import generator, randomised, transformer
-from written_out import Written, assert_sums_are_those_of_all_paths, close
+from written_out import assert_sums_are_those_of_all_paths, close
 
 from rankbench.commands.compose import compose
 from rankbench.config.compatibility import check
@@ -58,17 +58,7 @@ TOKENS = torch.tensor([[0, 3, 3, 6], [5, 1, 2, 4]])
 
 
 @every_kind
-def test_the_network_is_the_one_written_out(keys):
-    model = network(**keys)
-    state = Written(model, TOKENS).state
-    close(model.state(TOKENS), state, state)
-    close(model(TOKENS), model.read_out(state), state)
-    *_, last = run(model, TOKENS)
-    close(model.finish(last.output_BND), state, state)
-
-
-@every_kind
-def test_sums_of_paths_are_those_of_all_paths(keys):
+def test_the_network_and_its_sums_of_paths_are_those_written_out(keys):
     model = network(**keys)
     for mlp in ("gate", "source"):
         assert_sums_are_those_of_all_paths(model, TOKENS, mlp)

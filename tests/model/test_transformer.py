@@ -11,7 +11,7 @@ import pytest
 import scipy.stats
 import torch
 import torch.nn.functional as F
-from by_hand import attention_by_hand, is_seen
+from by_hand import is_seen
 from drawn import generator, normal, randomised, transformer
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -44,13 +44,6 @@ def network(seed=0, **changes):
     """A small Transformer on coordinates (3 in, 4 out), all parameters random."""
     sizes = {"input_kind": "coordinates", "num_inputs": 3, "length": 200}
     return randomised(transformer(**sizes, **{"width": 8, "positions": "none", **changes}), generator(seed), 0.4)
-
-
-MASKS = [
-    pytest.param({"mask": "none"}, id="no mask"),
-    pytest.param({"mask": "causal"}, id="causal"),
-    pytest.param({"mask": "window", "window": 2}, id="window"),
-]
 
 
 # --- the whole network -----------------------------------------------------------------------------------------------
@@ -87,37 +80,6 @@ def test_the_transformer_is_the_one_of_torch(norm, activation, mask):
     hidden = nn.Transformer.generate_square_subsequent_mask(7, dtype=torch.float64) if mask == "causal" else None
     wanted = model.read_out(reference(model.read_in(x_BNC), mask=hidden))
     torch.testing.assert_close(model(x_BNC), wanted, **EXACT)
-
-
-@pytest.mark.parametrize("activation", ["relu", "gelu"])
-@pytest.mark.parametrize("norm", ["none", "pre", "post"])
-@torch.no_grad()
-def test_blocks_without_skips_are_the_bare_composition(norm, activation):
-    model = network(norm=norm, activation=activation, skip=False, mlp_skip=False)
-    x_BNC = normal(1, 2, 5, 3)
-    state = model.read_in(x_BNC)
-    for block in model.blocks:
-        around = {"none": lambda f, n, x: f(x), "pre": lambda f, n, x: f(n(x)), "post": lambda f, n, x: n(f(x))}[norm]
-        norms = [
-            (lambda x, own=own: F.layer_norm(x, (8,), own.weight, own.shift)) if own is not None else None
-            for own in (block.attention_norm, block.mlp_norm)
-        ]
-        state = around(lambda x, block=block: attention_by_hand(block.attention, model.cfg, x), norms[0], state)
-        act = getattr(F, activation)
-        state = around(lambda x, block=block, act=act: block.mlp.down(act(block.mlp.up(x))), norms[1], state)
-    if norm == "pre":
-        state = F.layer_norm(state, (8,), model.last_norm.weight, model.last_norm.shift)
-    torch.testing.assert_close(model(x_BNC), model.read_out(state), **EXACT)
-
-
-@pytest.mark.parametrize("scale", [0.0, 0.3, 1.0, -2.0])
-@torch.no_grad()
-def test_skip_scale_multiplies_what_the_skip_carries(scale):
-    model, x_BNC = network(norm="none", layers=1, skip_scale=scale), normal(1, 2, 5, 3)
-    block, state = model.blocks[0], model.read_in(x_BNC)
-    middle = scale * state + attention_by_hand(block.attention, model.cfg, state)
-    last = scale * middle + block.mlp.down(F.gelu(block.mlp.up(middle)))
-    torch.testing.assert_close(model(x_BNC), model.read_out(last), **EXACT)
 
 
 @pytest.mark.parametrize("norm", ["none", "pre", "post"])
