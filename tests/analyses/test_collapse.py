@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from breadth import some
+from drawn import generator, randomised, transformer
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from mpmath import mpf
@@ -28,7 +29,6 @@ from rankbench.measures.residual_coordinates import log_residual, log_size, resi
 from rankbench.measures.residual_propagation import check, log_lemma_constant, mean_errors, propagate
 from rankbench.measures.rounding import states_with_floors
 from rankbench.model.network import run, without
-from rankbench.model.transformer import Transformer
 from rankbench.plots.collapse import draw_collapse
 from rankbench.runs.machine import Machine
 from rankbench.runs.tables import with_who
@@ -40,19 +40,13 @@ ALONE = {"skip": False, "mlp": False, "mlp_skip": False, "norm": "none"}
 
 
 @pytest.fixture(scope="session")
-def network(model_config):
+def network():
     """network(seed, deviation=.5, padded=False, **model keys): random weights, biases and norms, float64; 4 tokens."""
 
     def make(seed=0, deviation=0.5, padded=False, **changes):
-        cfg = model_config(**{"name": "small", "layers": 3, "heads": 2, "width": 5, "head_width": 3, **changes})
-        sizes = {"input_kind": "tokens", "num_inputs": 7, "num_outputs": 3, "length": 4, "padded": padded}
-        with torch.device("meta"):
-            model = Transformer(cfg, **sizes)
-        model = model.to_empty(device="cpu").double().requires_grad_(False)
-        generator = torch.Generator().manual_seed(seed)
-        for parameter in model.parameters():
-            parameter.copy_(deviation * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
-        return model.eval()
+        keys = {"name": "small", "layers": 3, "width": 5, "head_width": 3, **changes}
+        model = transformer(num_outputs=3, length=4, padded=padded, **keys)
+        return randomised(model, generator(seed), deviation).requires_grad_(False)
 
     return make
 

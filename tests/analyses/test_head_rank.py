@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from drawn import normal, transformer
 from shipped import options_of, task_of
 
 from rankbench.analyses import ANALYSES, Subject, head_rank
@@ -22,7 +23,6 @@ from rankbench.measures import lipschitz_of_networks
 from rankbench.measures.frozen_network import FrozenNetwork, sums_by_length
 from rankbench.measures.paths import all_paths, sums_of_groups
 from rankbench.model.norm import plain_norm
-from rankbench.model.transformer import Transformer
 from rankbench.runs.tables import read_table, with_who, write_table
 
 OPTIONS = options_of("head_rank", heads=None, spectrum=3, sequences=None)
@@ -42,19 +42,13 @@ KINDS = [
 ]
 
 
-def normal(seed, *shape):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
 @pytest.fixture(scope="session")
-def network(model_config):
+def network():
     """network(seed=0, inputs=4, **changes): a Transformer from coordinates to as many, all parameters random."""
 
     def make(seed=0, inputs=4, **changes):
-        cfg = model_config(**{"layers": 2, "heads": 2, **COORDINATES, **changes})
-        with torch.device("meta"):
-            model = Transformer(cfg, input_kind="coordinates", num_inputs=inputs, num_outputs=inputs, length=5)
-        model = model.to_empty(device="cpu").double().requires_grad_(False)
+        sizes = {"input_kind": "coordinates", "num_inputs": inputs, "num_outputs": inputs}
+        model = transformer(**sizes, **COORDINATES | changes).requires_grad_(False)
         for number, parameter in enumerate(model.parameters()):
             parameter.copy_(0.5 * normal(100 * seed + number, *parameter.shape))
         return model
