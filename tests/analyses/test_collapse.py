@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from breadth import some
+from by_hand import is_seen, maps_by_hand
 from drawn import generator, randomised, transformer
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
@@ -89,18 +90,20 @@ def normed(x, module, cfg):
 
 
 def attended(x, module, cfg):
-    width, inner = module.head_width, module.heads * module.head_width
-    qkv = linear(x, module.qkv)
-    parts = [0, 0, 1] if cfg.tied_qk else [0, 1, 2]
-    joined = [[] for _ in x]
+    root, joined = mpmath.sqrt(module.head_width), [[] for _ in x]
     for head in range(module.heads):
-        q, k, v = ([row[part * inner + head * width :][:width] for row in qkv] for part in parts)
+        w_q, w_k, w_v, _, b_q, b_k, b_v = (exact(torch.from_numpy(w.T)) for w in maps_by_hand(module, head))
+        q, k, read = plus(times(x, w_q), b_q), plus(times(x, w_k), b_k), x
+        score = mpmath.fdot
+        if module.is_l2:  # values are read through A = W_Q W_Q^T / sqrt(K)
+            read = [[entry / root for entry in row] for row in times(times(x, w_q), list(zip(*w_q, strict=True)))]
+            score = lambda a, b: -mpmath.fsum((s - t) ** 2 for s, t in zip(a, b, strict=True))  # noqa: E731
+        v = plus(times(read, w_v), b_v)
         for i in range(len(x)):
-            near = {"none": len(x), "causal": len(x), "window": cfg.window}[cfg.mask]
-            seen = [j for j in range(len(x)) if abs(i - j) <= near and (cfg.mask != "causal" or j <= i)]
-            powers = [mpmath.exp(mpmath.fdot(q[i], k[j]) / mpmath.sqrt(width) / mpf(cfg.temperature)) for j in seen]
+            seen = [j for j in range(len(x)) if is_seen(cfg.mask, cfg.window, i, j, len(x))]
+            powers = [mpmath.exp(score(q[i], k[j]) / root / mpf(cfg.temperature)) for j in seen]
             total = mpmath.fsum(powers)
-            joined[i] += [mpmath.fdot(powers, [v[j][c] for j in seen]) / total for c in range(width)]
+            joined[i] += [mpmath.fdot(powers, [v[j][c] for j in seen]) / total for c in range(len(v[0]))]
     return linear(joined, module.out)
 
 
@@ -175,6 +178,8 @@ CUBIC = [  # (keys, layers, digits, the last residual is below ten to this)
     ({"mlp": True}, 5, 400, -50),
     ({"mlp": True, "activation": "relu", "norm": "post", "norm_kind": "rmsnorm"}, 4, 300, -20),
     ({"mask": "window", "window": 3}, 5, 300, -50),  # a window that hides nothing
+    ({"attention": "l2"}, 5, 400, -40),
+    ({"attention": "l2", "tied_qk": True, "temperature": 0.7}, 6, 400, -40),
 ]
 
 
@@ -194,6 +199,8 @@ LINEAR = [
     ({"norm": "post", "mlp_skip": False, "activation": "relu"}, 8),
     ({"norm": "post", "mask": "causal", "skip_scale": 1e-3}, 6),
     ({}, 12),
+    ({**ALONE, "attention": "l2", "tied_qk": True, "mask": "causal"}, 5),
+    ({**ALONE, "attention": "l2", "mask": "window", "window": 1, "value_width": 2}, 5),
 ]
 
 
@@ -442,6 +449,7 @@ KEYS = st.fixed_dictionaries(
         "heads": st.integers(1, 3),
         "tied_qk": st.booleans(),
         "bias": st.booleans(),
+        "attention": st.sampled_from(["dot", "l2"]),
         "temperature": st.sampled_from([0.5, 1.0]),
         "skip": st.booleans(),
         "skip_scale": st.sampled_from([1.0, -0.5]),
@@ -462,8 +470,8 @@ def largest_score(step):
     """The largest absolute score of an attention layer, before a mask."""
     attention = step.sublayer.part
     q_BHNK, k_BHMK, _ = attention.queries_keys_values(step.sublayer.before(step.input_BND, step.sublayer.norm))
-    scores_BHNM = q_BHNK @ k_BHMK.mT / (attention.head_width**0.5 * attention.temperature)
-    return scores_BHNM.abs().max().item()
+    left, right, scale = attention.factors(q_BHNK, k_BHMK)
+    return (left @ right.mT).abs().max().item() * scale / attention.temperature
 
 
 @settings(max_examples=20, deadline=None)
@@ -474,7 +482,7 @@ def largest_score(step):
     keys={
         **{"heads": 2, "tied_qk": False, "bias": False, "temperature": 0.5, "skip": False, "skip_scale": 1.0},
         **{"branch_scale": 1.0, "mlp": True, "activation": "relu", "norm": "none", "norm_kind": "layernorm"},
-        **{"norm_affine": False, "mask": "none", "positions": "none", "weight_norm": "none"},
+        **{"norm_affine": False, "mask": "none", "positions": "none", "weight_norm": "none", "attention": "dot"},
     },
     seed=107,
     deviation=2.0,
@@ -530,6 +538,7 @@ def test_tokens_that_overflow_are_refused(network):
     ("key", "value"),
     [
         ("attention", "cosine"),
+        ("attention", "contractive_l2"),
         ("mix_identity", 0.5),
         ("mix_uniform", -1.0),
         ("mix_attention", 2.0),
@@ -562,15 +571,15 @@ def test_coordinates_of_given_tokens():
     assert log_residual(state).item() == pytest.approx(math.log(4 * 3) / 2)
 
 
-def test_the_constant_of_the_lemma_by_hand(network):
-    model = network(seed=5, **ALONE, temperature=0.7, branch_scale=-0.3)
-    fused, out = model.attentions[0].qkv.weight.numpy(), model.attentions[0].out.weight.numpy()
+@pytest.mark.parametrize(("changes", "slope"), [({}, 1), ({"attention": "l2", "tied_qk": True}, 2)], ids=str)
+def test_the_constant_of_the_lemma_by_hand(network, changes, slope):
+    model = network(seed=5, **ALONE, temperature=0.7, branch_scale=-0.3, **changes)
     betas = []
     for head in range(2):
-        q, k, v = (fused[part * 6 + head * 3 :][:3].T for part in range(3))
-        w = -0.3 * v @ out[:, head * 3 : head * 3 + 3].T
-        norms = [np.linalg.norm(w, ord) for ord in (1, np.inf)]
-        betas.append(np.linalg.norm(q @ k.T / 0.7, 1) * math.sqrt(norms[0] * norms[1]))
+        w_q, w_k, w_v, w_o, *_ = maps_by_hand(model.attentions[0], head)
+        read = w_q @ w_q.T / math.sqrt(3) if changes else np.eye(5)
+        norms = [np.linalg.norm(-0.3 * read @ w_v @ w_o, ord) for ord in (1, np.inf)]
+        betas.append(np.linalg.norm(slope * w_q @ w_k.T / 0.7, 1) * math.sqrt(norms[0] * norms[1]))
     assert log_lemma_constant(model.sublayers[0]) == pytest.approx(
         math.log(4 * max(betas) * 2 / math.sqrt(3)), rel=1e-13
     )

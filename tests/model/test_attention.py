@@ -13,7 +13,7 @@ import scipy.optimize
 import torch
 import torch.nn.functional as F
 from breadth import some
-from by_hand import attention_by_hand, bound_by_hand, head_by_hand, is_seen, maps_by_hand
+from by_hand import attention_by_hand, bound_by_hand, head_by_hand
 from drawn import generator, label_of, normal, randomised, transformer
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,8 +25,6 @@ from rankbench.config.keys import ConfigError
 from rankbench.measures.frozen_network import FrozenNetwork, sums_by_length
 from rankbench.measures.paths import all_paths, sums_of_groups
 from rankbench.measures.recomputed_network import RecomputedNetwork
-from rankbench.measures.residual_coordinates import log_residual, tokens
-from rankbench.measures.residual_propagation import log_lemma_constant, propagate
 from rankbench.model.attention import FUSED_FROM_TOKENS
 from rankbench.model.contraction import inverse_phi, l2_bound_inf
 from rankbench.model.network import run
@@ -455,111 +453,6 @@ def test_frozen_and_recomputed_paths_by_hand(changes, others):
                 wanted = torch.from_numpy(wanted[:length])
                 atol = 1e-12 * max(1.0, wanted.abs().max().item())
                 torch.testing.assert_close(got[number, b, :length], wanted, rtol=0, atol=atol)
-
-
-# --- collapse ---------------------------------------------------------------------------------------------------------
-
-
-def layer_by_hand(attention, cfg, x):
-    """L2 attention of a list of mpmath rows, from the distances themselves."""
-    number = lambda w: [[mpmath.mpf(entry) for entry in row] for row in np.atleast_2d(w).tolist()]  # noqa: E731
-    out = [number(attention.out.bias.numpy())[0][:] for _ in x]
-    for head in range(attention.heads):
-        *maps, b_q, b_k, b_v = maps_by_hand(attention, head)
-        w_q, w_k, w_v, w_o = (mpmath.matrix(number(w)) for w in maps)
-        rows = mpmath.matrix(x)
-        a = w_q * w_q.T / mpmath.sqrt(attention.head_width)
-        q, k, v = rows * w_q, rows * w_k, rows * a * w_v
-        b_q, b_k, b_v = (number(b)[0] for b in (b_q, b_k, b_v))
-        for i in range(len(x)):
-            seen = [j for j in range(len(x)) if is_seen(cfg.mask, cfg.window, i, j, len(x))]
-            scores = [
-                -mpmath.fsum((q[i, c] + b_q[c] - k[j, c] - b_k[c]) ** 2 for c in range(attention.head_width))
-                / mpmath.sqrt(attention.head_width)
-                / mpmath.mpf(cfg.temperature)
-                for j in seen
-            ]
-            powers = [mpmath.exp(score) for score in scores]
-            mixed = [mpmath.fdot(powers, [v[j, c] + b_v[c] for j in seen]) / mpmath.fsum(powers) for c in range(v.cols)]
-            out[i] = [out[i][d] + mpmath.fdot(mixed, [w_o[c, d] for c in range(v.cols)]) for d in range(len(x[0]))]
-    return out
-
-
-@pytest.mark.parametrize(
-    ("changes", "lowest"),
-    [
-        ({"tied_qk": True, "temperature": 0.7}, -40),
-        ({}, -40),
-        ({"tied_qk": True, "mask": "causal"}, 3),
-        ({"mask": "window", "window": 1, "value_width": 2}, 3),
-    ],
-    ids=str,
-)
-@torch.no_grad()
-def test_residuals_of_l2_attention_are_the_exact_ones(changes, lowest):
-    model = network(2, deviation=0.4, attention="l2", layers=5, skip=False, **BARE, **changes)
-    inputs = torch.tensor([[0, 3, 5, 6]])
-    states = propagate(model, inputs)
-    with mpmath.workdps(400):
-        x = [[mpmath.mpf(entry) for entry in row] for row in model.embed(inputs)[0].tolist()]
-        for block, state in zip(model.blocks, states[1:], strict=True):
-            x = layer_by_hand(block.attention, model.cfg, x)
-            mean = [mpmath.fsum(column) / len(x) for column in zip(*x, strict=True)]
-            r = [[entry - middle for entry, middle in zip(row, mean, strict=True)] for row in x]
-            rows = max(mpmath.fsum(map(abs, row)) for row in r)
-            columns = max(mpmath.fsum(map(abs, column)) for column in zip(*r, strict=True))
-            wanted = float(mpmath.log(rows * columns) / 2)
-            # rounding of a layer is cubed by those behind it, as the residual is: relative to the logarithm it stays
-            assert log_residual(state).item() == pytest.approx(wanted, rel=1e-11, abs=1e-11)
-    assert wanted < lowest * math.log(10)
-
-
-@every
-@given(
-    seeds,
-    st.booleans(),
-    st.booleans(),
-    st.sampled_from(["none", "pre", "post"]),
-    st.sampled_from(MASKS),
-    st.sampled_from([0.1, 0.5, 2.0]),
-)
-@torch.no_grad()
-def test_residual_coordinates_are_a_forward_pass_of_l2_attention(
-    states_by_layer, seed, tied, padded, norm, mask, deviation
-):
-    model = network(seed, padded, deviation, attention="l2", tied_qk=tied, norm=norm, temperature=0.5, **mask)
-    inputs = torch.randint(7, (2, 4), generator=generator(seed))
-    if padded:
-        inputs[1, 3:] = -1
-    for x_BND, state in zip(states_by_layer(model, inputs), propagate(model, inputs), strict=True):
-        for b, count in enumerate([4, 3 if padded else 4]):
-            wanted = x_BND[b, :count]
-            # a few hundred operations a layer, and softmaxes that can multiply an error by their scores of up to 1e3
-            torch.testing.assert_close(tokens(state)[b, :count], wanted, rtol=0, atol=1e-10 * wanted.abs().max().item())
-
-
-@torch.no_grad()
-def test_the_constant_of_the_lemma_has_twice_the_scores():
-    model = network(5, **TIED, temperature=0.7)
-    betas = []
-    for head in range(2):
-        w_q, _, w_v, w_o, *_ = maps_by_hand(model.attentions[0], head)
-        w = w_q @ w_q.T / math.sqrt(3) @ w_v @ w_o
-        norms = [np.linalg.norm(w, ord) for ord in (1, np.inf)]
-        betas.append(np.linalg.norm(2 * w_q @ w_q.T / 0.7, 1) * math.sqrt(norms[0] * norms[1]))
-    assert log_lemma_constant(model.sublayers[0]) == pytest.approx(
-        math.log(4 * max(betas) * 2 / math.sqrt(3)), rel=1e-13
-    )
-
-
-@pytest.mark.parametrize("changes", [CONTRACTIVE, {"attention": "cosine"}], ids=label_of)
-def test_residual_coordinates_refuse_the_others_in_one_line(changes):
-    with pytest.raises(ConfigError) as error:
-        propagate(network(**changes), torch.tensor([[0, 1]]))
-    assert str(error.value) == (
-        f"model.attention={changes['attention']}: residual coordinates follow dot, l2 alone; "
-        "measure this network with analysis=[residual]"
-    )
 
 
 # --- configs ----------------------------------------------------------------------------------------------------------
