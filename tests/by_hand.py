@@ -14,6 +14,30 @@ from rankbench.config.model import ModelConfig
 from rankbench.model.attention import Attention
 from rankbench.model.weightings import ATTENTIONS, COSINE_EPSILON
 
+TIED = {"attention": "l2", "tied_qk": True}
+CONTRACTIVE = {"attention": "contractive_l2", "tied_qk": True, "contraction": 0.7}
+KINDS: list[dict[str, Any]] = [
+    {"attention": "l2"},
+    TIED,
+    {**TIED, "head_width": 6, "value_width": 3},
+    {"attention": "l2", "kv_groups": 1},
+    {"attention": "l2", "latent_width": 3},
+    CONTRACTIVE,
+    {**CONTRACTIVE, "contraction": 40.0},
+    {**CONTRACTIVE, "contraction_keys": 300},
+    {"attention": "cosine"},
+    {"attention": "cosine", "tied_qk": True, "value_width": 5},
+    {"attention": "dot"},
+    {"attention": "dot", "tied_qk": True, "heads": 3, "head_width": 5},
+    {"attention": "dot", "tied_qk": True, "head_width": 1},
+    *({"attention": kind, "head_width": 4} for kind in ("sigmoid", "relu", "kernel", "sparse", "differential")),
+    {"attention": "differential", "head_width": 4, "tied_qk": True},
+    {"attention": "gated"},
+    {"attention": "gated", "exclusive": True},
+    {"exclusive": True, "value_width": 3, "kv_groups": 1},
+    *({"attention": kind, "exclusive": True} for kind in ("l2", "cosine", "sigmoid")),
+]
+
 
 def maps_by_hand(attention: Attention, head: int) -> tuple[np.ndarray, ...]:
     """W_Q, W_K, W_V (before A_h), W_O, b_Q, b_K, b_V of one head (from 0)."""

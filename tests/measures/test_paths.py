@@ -11,6 +11,7 @@ import pytest
 import scipy.special
 import scipy.stats
 import torch
+from by_hand import KINDS
 from drawn import generator, label_of, randomised, transformer
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -88,9 +89,16 @@ MIXES = [
 ]
 
 
+WHOLE = [
+    {},
+    {"norm": "pre", "norm_kind": "rmsnorm", "mask": "causal"},
+    {"norm": "none", "skip_scale": 0.4, "mix_attention": 0.6, "mix_identity": -0.3, "mix_uniform": 0.2},
+    {"mlp": False, "mlp_skip": False, "mask": "window", "window": 1},
+]
 # 7 has no divisor in common with the numbers of norms, MLPs, attentions and flags: all of each are among the quick ones
 QUICK = [pytest.param(x, marks=pytest.mark.slow if n % 7 > 1 else ()) for n, x in enumerate(COMBINATIONS)]
 QUICK += [mix | {"layers": 3, "seed": 1} for mix in MIXES]
+QUICK += [kind | WHOLE[number % len(WHOLE)] | {"seed": number} for number, kind in enumerate(KINDS)]
 
 
 @pytest.mark.parametrize("changes", QUICK, ids=label_of)
@@ -235,6 +243,7 @@ RECOMPUTED = [
     {"mask": "window", "window": 1, "tied_qk": True, "head_width": 5, "activation": "relu"},
     {"skip_scale": 0.3},
     *MIXES,
+    *KINDS,
 ]
 
 

@@ -1,9 +1,8 @@
-"""Attention other than the dot product: against loops in numpy, mpmath, Jacobians of autograd and closed forms.
+"""Attention of every kind: against loops in numpy, mpmath, Jacobians of autograd and closed forms.
 
 Shapes: B batch, N query token, M key token, D width, H head, K head width, V value width.
 """
 
-import itertools
 import math
 
 import mpmath
@@ -13,7 +12,7 @@ import scipy.optimize
 import torch
 import torch.nn.functional as F
 from breadth import some
-from by_hand import attention_by_hand, bound_by_hand, head_by_hand
+from by_hand import CONTRACTIVE, KINDS, TIED, attention_by_hand, bound_by_hand, head_by_hand
 from drawn import generator, label_of, normal, randomised, transformer
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,30 +21,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rankbench.commands.compose import compose
 from rankbench.config.keys import ConfigError
-from rankbench.measures.frozen_network import FrozenNetwork, sums_by_length
-from rankbench.measures.paths import all_paths, sums_of_groups
-from rankbench.measures.recomputed_network import RecomputedNetwork
 from rankbench.model.attention import FUSED_FROM_TOKENS
 from rankbench.model.contraction import inverse_phi, l2_bound_inf
-from rankbench.model.network import run
 from rankbench.model.weightings import ATTENTIONS, COSINE_EPSILON
 
 # Float64 against another float64 route: a few hundred terms of order 1 to 10, eps = 2.2e-16.
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
-TIED = {"attention": "l2", "tied_qk": True}
-CONTRACTIVE = {"attention": "contractive_l2", "tied_qk": True, "contraction": 0.7}
-VARIANTS = [
-    {"attention": "l2"},
-    TIED,
-    {**TIED, "head_width": 6, "value_width": 3},
-    {"attention": "l2", "kv_groups": 1},
-    {"attention": "l2", "latent_width": 3},
-    CONTRACTIVE,
-    {**CONTRACTIVE, "contraction": 40.0},
-    {**CONTRACTIVE, "contraction_keys": 300},
-    {"attention": "cosine"},
-    {"attention": "cosine", "tied_qk": True, "value_width": 5},
-]
 DOTS = [{"norm": "pre"}, {"norm": "none", "positions": "sinusoidal"}]
 MASKS = [{"mask": "none"}, {"mask": "causal"}, {"mask": "window", "window": 1}]
 MIXED = {"mix_attention": 0.6, "mix_identity": -0.3, "mix_uniform": 0.2, "temperature": 0.7}
@@ -68,21 +49,8 @@ def layer(*args, **changes):
 # --- by hand ----------------------------------------------------------------------------------------------------------
 
 
-PLAIN = [
-    {"attention": "dot"},
-    {"attention": "dot", "tied_qk": True, "heads": 3, "head_width": 5},
-    {"attention": "dot", "tied_qk": True, "head_width": 1},
-    *({"attention": kind, "head_width": 4} for kind in ("sigmoid", "relu", "kernel", "sparse", "differential")),
-    {"attention": "differential", "head_width": 4, "tied_qk": True},
-    {"attention": "gated"},
-    {"attention": "gated", "exclusive": True},
-    {"exclusive": True, "value_width": 3, "kv_groups": 1},
-    *({"attention": kind, "exclusive": True} for kind in ("l2", "cosine", "sigmoid")),
-]
-
-
 @pytest.mark.parametrize("mask", [*MASKS, {"mask": "others"}], ids=label_of)
-@pytest.mark.parametrize("changes", [*some(VARIANTS, 2), *PLAIN], ids=label_of)
+@pytest.mark.parametrize("changes", some(KINDS, 2), ids=label_of)
 @torch.no_grad()
 def test_each_attention_is_that_of_a_loop_over_its_heads_which_add_up_to_the_output(changes, mask):
     for others in ({"bias": False}, MIXED):
@@ -353,7 +321,7 @@ def test_a_fixed_number_of_keys_makes_causal_outputs_independent_of_what_follows
 
 
 @pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
-@pytest.mark.parametrize("changes", [*VARIANTS, *PLAIN], ids=label_of)
+@pytest.mark.parametrize("changes", KINDS, ids=label_of)
 @torch.no_grad()
 def test_seeds_side_by_side_agree_with_each_alone(fused_calls, changes, padded):
     """In short and long sequences, of which the latter are fused, once in each layer, if their weights allow it."""
@@ -373,7 +341,7 @@ def test_seeds_side_by_side_agree_with_each_alone(fused_calls, changes, padded):
 
 
 @pytest.mark.parametrize(("mask", "num_tokens"), [(MASKS[2], 5), *((mask, FUSED_FROM_TOKENS + 3) for mask in MASKS)])
-@pytest.mark.parametrize("changes", [*VARIANTS, *DOTS], ids=label_of)
+@pytest.mark.parametrize("changes", [*KINDS, *DOTS], ids=label_of)
 def test_a_padded_sequence_gives_what_it_gives_alone(changes, mask, num_tokens):
     model = network(1, True, **changes, **mask)
     inputs = torch.randint(7, (2, num_tokens), generator=generator(0))
@@ -386,73 +354,16 @@ def test_a_padded_sequence_gives_what_it_gives_alone(changes, mask, num_tokens):
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters() if parameter.grad is not None)
 
 
-@pytest.mark.parametrize("changes", VARIANTS, ids=label_of)
+@pytest.mark.parametrize("changes", [kind for kind in KINDS if "exclusive" not in kind], ids=label_of)
 @torch.no_grad()
 def test_dropout_falls_on_the_weights(changes):
     attention, x_BND = layer(1, **changes), normal(2, 2, 4, 6)
     mixing_BHNM = attention.observe(x_BND)[1]["mixing_BHNM"]
-    mask = torch.empty(2, 2, 4, 4, dtype=torch.float64).bernoulli_(0.5, generator=generator(0)) * 2
+    mask = torch.empty(2, attention.heads, 4, 4, dtype=torch.float64).bernoulli_(0.5, generator=generator(0)) * 2
     w = attention.maps_as_applied()
     v_BHNV = x_BND[:, None] @ w.w_v_HDK + w.b_v_HK[:, None]
     wanted = (mixing_BHNM * mask @ v_BHNV @ w.w_o_HKD).sum(1) + w.b_o_D
     torch.testing.assert_close(attention(x_BND, None, mask), wanted, **EXACT)
-
-
-# --- paths ------------------------------------------------------------------------------------------------------------
-
-WHOLE = [
-    ({}, False),
-    ({"norm": "pre", "norm_kind": "rmsnorm", "mask": "causal"}, True),
-    ({"norm": "none", "skip_scale": 0.4, **MIXED}, True),
-    ({"mlp": False, "mlp_skip": False, "mask": "window", "window": 1}, False),
-]
-
-
-@pytest.mark.parametrize(("whole", "padded"), WHOLE, ids=str)
-@torch.no_grad()
-def test_sums_by_length_add_up_to_the_output(whole, padded):
-    for changes in VARIANTS:
-        model = network(1, padded, **{**changes, **whole})
-        inputs = torch.tensor([[0, 3, 5, 6], [2, 4, -1, -1] if padded else [2, 4, 1, 1]])
-        sums = sums_by_length(model, inputs)
-        # a few hundred operations, and parts that cancel by an order of magnitude
-        assert (sums.remainder() < 1e-12).all()
-        groups = [all_paths(2, 2, length) for length in range(3)]
-        torch.testing.assert_close(
-            sums_of_groups(FrozenNetwork(model, inputs), groups), sums.by_length_KBND, rtol=1e-11, atol=1e-11
-        )
-
-
-BARE = {"mlp": False, "mlp_skip": False, "norm": "none"}
-
-
-@pytest.mark.parametrize("others", [MASKS[0], MASKS[1] | MIXED, MASKS[2] | {"bias": False}], ids=label_of)
-@pytest.mark.parametrize("changes", [*some(VARIANTS, 2), *PLAIN], ids=label_of)
-@torch.no_grad()
-def test_frozen_and_recomputed_paths_by_hand(changes, others):
-    model = network(1, True, **BARE, **changes, **others)
-    inputs, lengths = torch.tensor([[0, 3, 5, 6], [2, 4, 1, -1]]), (4, 3)
-    paths = list(itertools.product(range(3), repeat=2))
-    read_LBND = [step.input_BND for step in run(model, inputs)]
-    groups = [np.array([path]) for path in paths]
-    frozen, recomputed = (sums_of_groups(kind(model, inputs), groups) for kind in (FrozenNetwork, RecomputedNetwork))
-    embedding = model.embed(inputs)
-    for number, path in enumerate(paths):
-        for b, length in enumerate(lengths):
-            here = alone = embedding[b].numpy()
-            for index, choice in enumerate(path):
-                if choice:
-                    attention = model.attentions[index]
-                    read = read_LBND[index][b].numpy()
-                    head = head_by_hand(attention, model.cfg, read, choice - 1, length)
-                    here = head.mixing @ (here @ head.w) @ head.w_o
-                    head = head_by_hand(attention, model.cfg, alone, choice - 1, length)
-                    alone = head.mixing @ (alone @ head.w + head.bias) @ head.w_o
-                    alone = alone + (attention.out.bias.numpy() if model.cfg.bias else 0)
-            for got, wanted in ((frozen, here), (recomputed, alone)):
-                wanted = torch.from_numpy(wanted[:length])
-                atol = 1e-12 * max(1.0, wanted.abs().max().item())
-                torch.testing.assert_close(got[number, b, :length], wanted, rtol=0, atol=atol)
 
 
 # --- configs ----------------------------------------------------------------------------------------------------------

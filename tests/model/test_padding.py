@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from drawn import generator, transformer
+from by_hand import KINDS as ATTENTIONS
+from drawn import generator, label_of, transformer
 
 from rankbench.measures.attention_matrices import attention_metrics
 from rankbench.measures.frozen_network import FrozenNetwork, sums_by_length
@@ -34,10 +35,11 @@ KINDS = [
     {"norm": "post"},
     {"norm": "pre", "mask": "causal"},
     {"norm": "none", "mask": "window", "window": 1, "positions": "sinusoidal"},
+    *ATTENTIONS,
 ]
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind["norm"])
+@pytest.mark.parametrize("kind", KINDS, ids=label_of)
 def test_paths_of_a_padded_batch_are_those_of_each_sequence(kind):
     model, inputs = build(**kind), padded_inputs()
     sums = sums_by_length(model, inputs)

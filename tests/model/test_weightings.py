@@ -1,4 +1,4 @@
-"""Attentions whose weights are no softmax: sums of paths, Jacobians of autograd (by hand: test_attention).
+"""Attentions other than the plain softmax: what is special to some (formulas: test_attention; paths: test_paths).
 
 Shapes: B batch, N query token, M key token, D width, H head, K head width.
 """
@@ -11,10 +11,11 @@ import torch
 from drawn import generator, normal, transformer
 from torch.func import jacrev
 
+import rankbench
+from rankbench.commands.compose import compose
 from rankbench.config.keys import ConfigError
 from rankbench.measures import lipschitz_of_networks as of_networks
 from rankbench.measures.by_layer import metrics_by_layer
-from rankbench.measures.frozen_network import FrozenNetwork, sums_by_length
 from rankbench.measures.jacobian_ascent import jacobian_norm
 from rankbench.measures.recomputed_network import check_recomputed
 from rankbench.measures.residual_propagation import check
@@ -75,20 +76,6 @@ def test_the_part_of_the_keys_is_a_quarter_and_grows_with_the_sequence():
     assert (first & second)[off].float().mean().item() == pytest.approx(1 / 16, abs=0.01)  # layers differ
     torch.testing.assert_close(part(1, 7, 7), first[:7, :7])
     torch.testing.assert_close(part(1, 3, 7), first[:3, :7])
-
-
-@pytest.mark.parametrize("mask", ["none", "causal"])
-@pytest.mark.parametrize("kind", OTHERS)
-def test_paths_add_up_to_the_output(kind, mask):
-    model, inputs = network(4, attention=kind, mask=mask, norm="pre"), torch.arange(12).view(2, 6) % 7
-    with torch.no_grad():
-        sums = sums_by_length(model, inputs)
-        assert sums.remainder().max() < 1e-13
-        # with the softmax in place of the weights nothing adds up
-        frozen = FrozenNetwork(model, inputs)
-        for attention, *_ in frozen.layers:
-            attention.mixing_BHNM.copy_(attention.mixing_BHNM.softmax(-1))
-        assert frozen.by_length().remainder().min() > 1e-3
 
 
 @pytest.mark.parametrize("kind", OTHERS)
@@ -167,3 +154,24 @@ def test_only_a_heads_own_softmax_is_run_by_path():
     attention = SimpleNamespace(weighting=RotaryAttention.weighting, score_name="rotary")
     with pytest.raises(ConfigError, match=r"^llama: its scores, rotary, .*take analysis.paths.schemes=\[frozen\]$"):
         check_recomputed(SimpleNamespace(name="llama", shares=[1.0], attentions=[attention]), "paths")
+
+
+@pytest.mark.further
+def test_outputs_are_orthogonal_to_own_values_in_the_table(random_network):
+    for exclusive in (False, True):
+        model, batch = random_network(3, seed=3, exclusive=exclusive)
+        table = rankbench.analyze(model, batch.inputs, "attention")["attention"]
+        assert len(table) == model.num_layers * model.num_heads
+        assert (table.value_cosine.abs() < 1e-12).all() == exclusive
+
+
+def test_what_of_exclusive_heads_rests_on_plain_softmax_rows_is_refused(random_network):
+    model, _ = random_network(3, seed=4, exclusive=True)
+    assert of_networks.layer_of(model.attentions[0], 4) is None
+    assert of_networks.attention_bound(model.attentions[0], 4, "2") == math.inf
+    cosine, _ = random_network(3, seed=4, exclusive=True, attention="cosine")
+    assert of_networks.attention_bound(cosine.attentions[0], 4, "inf") == math.inf
+    with pytest.raises(ConfigError, match=r"^model.exclusive=true: residual coordinates follow false alone"):
+        check(without(model, norm=True))
+    with pytest.raises(ConfigError, match=r"^model.exclusive=true: .*_l2 has no Lipschitz constant once the part"):
+        compose("train", "model=contractive_l2", "model.exclusive=true")
