@@ -217,7 +217,7 @@ def read_module(module: nn.Module, example: Example, asked: Asked = NOTHING_ASKE
     name = type(module).__name__
     example, few, reading = _read(module, example, asked)
     target = _target(reading, asked, name)
-    live = [call for call in reading.calls if target.passed >> call.number & 1]
+    live = reading.leading_to(target)
     if not live:
         raise ConfigError(f"{name}: {nothing_read(reading)}")
     keys = {call.key for call in live}

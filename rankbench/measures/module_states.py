@@ -38,7 +38,7 @@ def layers_of(read: ReadModule) -> list[Visit]:
     if read.asked.layers is not None:
         return _asked_for(read, read.asked.layers)
     states, name = read.reading.states, type(read.module).__name__
-    calls = [call for call in read.reading.calls if read.target.passed >> call.number & 1]
+    calls = read.reading.leading_to(read.target)
     by_depth = [[call for call in calls if call.depth == depth] for depth in sorted({call.depth for call in calls})]
     layers = _chain(read, by_depth, None)
     if layers is None:
@@ -75,7 +75,7 @@ def _chain(read: ReadModule, by_depth: Sequence[Sequence[ReadCall]], before: Vis
     """The layers of these depths, of which the first follows on `before`; None if they are no chain."""
     if not by_depth:
         return []
-    calls = [call for call in read.reading.calls if read.target.passed >> call.number & 1]
+    calls = read.reading.leading_to(read.target)
     most = len(by_depth) if before is not None else max(1, len(by_depth) - 1)  # not the whole network as one layer
     for number in range(1, min(MOST_DEPTHS, most) + 1):
         layer = _holder(read.reading.states, [call for group in by_depth[:number] for call in group], calls)

@@ -31,7 +31,7 @@ def in_words(read: ReadModule, half: str) -> str:
         f"{_times(len(list(group)), 'attention call')} of {_times(heads, 'head')} ({kind}) in {place}"
         for (heads, kind, place), group in groupby(calls, lambda call: (call.lead.heads, _kind(call), _place(call)))
     ]
-    dead = len(read.reading.calls) - len([call for call in read.reading.calls if _counts(read, call)])
+    dead = len(read.reading.calls) - len(read.reading.leading_to(read.target))
     parts = [", ".join(groups)]
     if dead:
         parts.append(f"{_times(dead, 'attention call')} not on the way to what is measured")
@@ -64,10 +64,6 @@ def _place(call: ReadCall) -> str:
     return ".".join("N" if part.isdigit() else part for part in call.call.module.split(".")) or "the module itself"
 
 
-def _counts(read: ReadModule, call: ReadCall) -> bool:
-    return bool(read.target.passed >> call.number & 1)
-
-
 def _row(part: str, name: str, shape: tuple[int, ...], axes: Axes | None = None, /, **columns: object) -> dict:
     row = dict.fromkeys(COLUMNS) | {"part": part, "name": name, "shape": " ".join(map(str, shape))}
     if axes is not None:
@@ -87,10 +83,10 @@ def _inputs(read: ReadModule) -> list[dict]:
 
 
 def _attention(read: ReadModule) -> list[dict]:
-    rows = []
+    rows, live = [], read.reading.leading_to(read.target)
     for call in read.reading.calls:
         counts, note = "head", f"{call.call.function}; {_evidence(call)}"
-        if not _counts(read, call):
+        if call not in live:
             counts = "left out: not on the way to what is measured"
         elif call.twin is not None:
             counts = f"one with call {read.reading.by_key[call.twin].call.index}, which has the same P"

@@ -181,6 +181,10 @@ class Reading:
     def by_key(self) -> dict[Site, ReadCall]:
         return {call.key: call for call in self.calls}
 
+    def leading_to(self, output: Output) -> list[ReadCall]:
+        """The attention calls on the way to a tensor."""
+        return [call for call in self.calls if output.passed >> call.number & 1]
+
 
 class Paths(NamedTuple):
     """Numbers of paths to a tensor. by_length: of k heads. through: those that pass one given head of each call."""
