@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import mpmath
 import numpy as np
 import torch
+from scipy.special import softmax
 
 from rankbench.config.model import ModelConfig
 from rankbench.model.attention import Attention
@@ -85,20 +86,15 @@ def _elu_plus_one(x: np.ndarray) -> np.ndarray:
     return np.where(x > 0, x + 1, np.exp(x))
 
 
-def _softmax(scores: np.ndarray) -> np.ndarray:
-    powers = np.exp(scores - scores.max())
-    return powers / powers.sum()
-
-
 def row_by_hand(kind: str, q_K: np.ndarray, k_MK: np.ndarray, temperature: float, attention: Attention) -> np.ndarray:
     """Weights of one query on the keys that it sees."""
     width, number = len(q_K), len(k_MK)
     scores = k_MK @ q_K / math.sqrt(width) / temperature
     if kind in ("l2", "contractive_l2"):
-        return _softmax(-((k_MK - q_K) ** 2).sum(1) / math.sqrt(width) / temperature)
+        return softmax(-((k_MK - q_K) ** 2).sum(1) / math.sqrt(width) / temperature)
     if kind == "cosine":
         lengths = np.sqrt((q_K @ q_K + COSINE_EPSILON) * ((k_MK**2).sum(1) + COSINE_EPSILON))
-        return _softmax(k_MK @ q_K / lengths / temperature)
+        return softmax(k_MK @ q_K / lengths / temperature)
     if kind == "sigmoid":
         return 1 / (1 + np.exp(-(scores - math.log(number))))
     if kind == "relu":
@@ -109,10 +105,10 @@ def row_by_hand(kind: str, q_K: np.ndarray, k_MK: np.ndarray, temperature: float
     if kind == "differential":
         own, halves = {name: x.detach().numpy() for name, x in attention.own.items()}, np.split(k_MK, 2, axis=1)
         parts = zip(halves, np.split(q_K, 2), strict=True)
-        first, second = (_softmax(k @ q / math.sqrt(width // 2) / temperature) for k, q in parts)
+        first, second = (softmax(k @ q / math.sqrt(width // 2) / temperature) for k, q in parts)
         factor = math.exp(own["first_q"] @ own["first_k"]) - math.exp(own["second_q"] @ own["second_k"])
         return first - (factor + 0.8 - 0.6 * math.exp(-0.3 * (attention.layer - 1))) * second
-    return _softmax(scores)
+    return softmax(scores)
 
 
 class HeadByHand(NamedTuple):

@@ -18,7 +18,7 @@ from rankbench.analysing.runner import check_analyses
 from rankbench.commands.compose import compose
 from rankbench.config.keys import ConfigError
 from rankbench.measures import certified_ball, jacobian_changes
-from rankbench.measures.certified_ball import BallBound, CertifiedBall, check_covered, on_balls
+from rankbench.measures.certified_ball import BallBound, CertifiedBall, check_covered, on_balls, state_of
 from rankbench.measures.jacobian_ascent import ascend_on_balls, jacobian_norm
 from rankbench.measures.jacobian_changes import Reach
 
@@ -34,14 +34,8 @@ NETWORKS = [
 ]
 
 
-def through(network, x_BND):
-    for sublayer in network.sublayers:
-        x_BND = sublayer(x_BND)
-    return network.finish(x_BND)
-
-
 def lower_bounds(network, x_ND, radii, **options):
-    return ascend_on_balls(functools.partial(through, network), x_ND, radii, generator(0), **options)
+    return ascend_on_balls(functools.partial(state_of, network), x_ND, radii, generator(0), **options)
 
 
 def holds(network, x_ND, **options):
@@ -57,7 +51,7 @@ def holds(network, x_ND, **options):
 def test_without_a_radius_it_is_the_norm_of_the_jacobian(random_network, changes):
     network, batch = random_network(1, seed=1, **changes)
     x_ND = network.embed(batch.inputs)[0]
-    exact = jacobian_norm(lambda x_ND: through(network, x_ND[None])[0], x_ND, "2")
+    exact = jacobian_norm(lambda x_ND: state_of(network, x_ND[None])[0], x_ND, "2")
     (small,) = CertifiedBall(network, x_ND).bounds([1e-13])
     assert small.bound == pytest.approx(exact, rel=1e-9)
 
@@ -80,7 +74,7 @@ def test_no_long_ascent_in_the_ball_ends_above_it(random_network, changes, seed)
 def test_an_ascent_ends_above_the_centre_and_a_wider_ball_above_a_smaller_one(random_network):
     network, batch = random_network(1, seed=3, layers=1, norm="post")
     x_ND = network.embed(batch.inputs)[0]
-    centre = jacobian_norm(lambda x_ND: through(network, x_ND[None])[0], x_ND, "2")
+    centre = jacobian_norm(lambda x_ND: state_of(network, x_ND[None])[0], x_ND, "2")
     small, large = lower_bounds(network, x_ND, [0.01, 0.3], starts=2, steps=10)
     assert centre < small < 1.2 * centre < large
 

@@ -127,15 +127,13 @@ def composite(x):
     return math.sqrt(one_norm(x) * inf_norm(x))
 
 
-def softmax(scores):
-    powers = np.exp(scores - scores.max(-1, keepdims=True))
-    return powers / powers.sum(-1, keepdims=True)
-
-
 def attend(x_ND, w_qk_HDD, w_HDD, bias_HD, d_qk):
     """sum_h softmax(X W_QK X^T / sqrt d + 1 (X b)^T / sqrt d) X W_h, of the paper's eq. 5."""
     heads = zip(w_qk_HDD, w_HDD, bias_HD, strict=True)
-    return sum(softmax((x_ND @ w_qk @ x_ND.T + bias @ x_ND.T) / math.sqrt(d_qk)) @ x_ND @ w for w_qk, w, bias in heads)
+    return sum(
+        scipy.special.softmax((x_ND @ w_qk @ x_ND.T + bias @ x_ND.T) / math.sqrt(d_qk), -1) @ x_ND @ w
+        for w_qk, w, bias in heads
+    )
 
 
 def drawn(seed, spread):
