@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import pytest
 import torch
 import torch.nn.functional as F
+from drawn import generator, normal, randomised, transformer
 from networks_of_others import NETWORKS
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from rankbench.config.keys import ConfigError
 from rankbench.measures.frozen_network import FrozenNetwork, sums_by_length, sums_through_heads
-from rankbench.model.transformer import Transformer
 from rankbench.tape import record, tap
 from rankbench.tape.read import read
 from rankbench.tape.rules import RULES
@@ -33,15 +33,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*nested tensor.*:UserWarning")
 
 def drawn(module, seed=0, scale=0.4):
     """The module in float64 with every parameter drawn: no bias stays 0, no norm's scale 1."""
-    generator = torch.Generator().manual_seed(seed)
-    module = module.double().eval().requires_grad_(False)
-    for parameter in module.parameters():
-        parameter.copy_(scale * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
-    return module
+    return randomised(module.eval(), generator(seed), scale).requires_grad_(False)
 
 
 def states(seed=1, shape=(B, N, D)):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return normal(seed, *shape)
 
 
 def close(got, wanted, scale=None):
@@ -77,12 +73,9 @@ class Blocks(nn.Module):
         return x if self.model.last_norm is None else self.model.last_norm(x)
 
 
-def own_network(model_config, num_tokens=4, **changes):
-    cfg = model_config(**{"layers": 3, "heads": 2, "width": 6, "mlp_ratio": 1.5, **changes})
-    with torch.device("meta"):
-        model = Transformer(cfg, input_kind="tokens", num_inputs=7, num_outputs=4, length=num_tokens)
-    model = drawn(model.to_empty(device="cpu"))
-    return model, torch.randint(7, (B, num_tokens), generator=torch.Generator().manual_seed(2))
+def own_network(num_tokens=4, **changes):
+    model = drawn(transformer(**{"layers": 3, "mlp_ratio": 1.5, "length": num_tokens, **changes}))
+    return model, torch.randint(7, (B, num_tokens), generator=generator(2))
 
 
 VARIANTS = [
@@ -114,10 +107,10 @@ PLACES = [(*kind, num_tokens) for kind in KINDS for num_tokens in (4, 97)]  # 97
     ("norm", "kind", "num_tokens"),
     [pytest.param(*place, marks=() if place in QUICK else pytest.mark.slow) for place in PLACES],
 )
-def test_agrees_with_the_path_sums_of_our_own_transformer(model_config, norm, kind, num_tokens):
+def test_agrees_with_the_path_sums_of_our_own_transformer(norm, kind, num_tokens):
     for changes in [*VARIANTS, {"attention": "gated"}]:
         layers = 3 if kind == "layernorm" else 2
-        model, tokens = own_network(model_config, num_tokens, norm=norm, norm_kind=kind, layers=layers, **changes)
+        model, tokens = own_network(num_tokens, norm=norm, norm_kind=kind, layers=layers, **changes)
         wanted = sums_by_length(model, tokens)
         tape = record(Blocks(model), model.embed(tokens), begin="inputs")
         sums = tape.sums()
@@ -131,9 +124,9 @@ def test_agrees_with_the_path_sums_of_our_own_transformer(model_config, norm, ki
         close(through, by_hand, wanted.state_BND)
 
 
-def test_biases_of_rankbench_paths_are_paths_of_their_own_in_slot_0(model_config):
+def test_biases_of_rankbench_paths_are_paths_of_their_own_in_slot_0():
     """What `begin` sets apart as a bias is, without it, spread over the slots by the heads that it passes."""
-    model, tokens = own_network(model_config, norm="post")
+    model, tokens = own_network(norm="post")
     x = model.embed(tokens)
     apart, together = record(Blocks(model), x, begin="inputs").sums(), record(Blocks(model), x).sums()
     spread = together.by_length_KBND - apart.by_length_KBND
@@ -596,10 +589,10 @@ def test_what_is_frozen_and_on_which_side_is_listed():
     assert frozen[2].kind == "left factor, of torch.nn.functional.silu"
 
 
-def test_the_gate_is_the_derivative_where_its_argument_is_zero(model_config):
+def test_the_gate_is_the_derivative_where_its_argument_is_zero():
     """relu and gelu at 0 as rankbench.measures.frozen_network has them: 0 and 1/2."""
     for activation in ("relu", "gelu"):
-        model, tokens = own_network(model_config, norm="none", activation=activation)
+        model, tokens = own_network(norm="none", activation=activation)
         for block in model.blocks:
             block.mlp.up.weight[0], block.mlp.up.bias[0] = 0, 0
         sums = record(Blocks(model), model.embed(tokens), begin="inputs").sums()
@@ -661,7 +654,7 @@ def test_a_submodule_that_runs_several_times_is_named_with_its_time():
 
 def test_paths_can_begin_at_a_submodule():
     module = nn.Sequential(nn.Embedding(7, D), StrangersLayer(D, H), StrangersLayer(D, H))
-    module, tokens = drawn(module), torch.randint(7, (B, N), generator=torch.Generator().manual_seed(0))
+    module, tokens = drawn(module), torch.randint(7, (B, N), generator=generator(0))
     from_embedding = record(module, tokens, begin="0").sums()
     from_inputs = record(module[1:], module[0](tokens), begin="inputs").sums()
     close(from_embedding.by_length_KBND, from_inputs.by_length_KBND)
