@@ -32,16 +32,16 @@ demo: setup ## train a small model and take it apart, in 2 minutes and the time 
 # After an interruption the same command continues. A preset without its text or checkpoint says so, and the others run.
 laptop paper: setup ## run every preset at this budget, most claims an hour first, and write docs/results; continues
 	-$(BIN)/rankbench data
-	-$(BIN)/python -m rankbench.commands.queue $@
+	-$(BIN)/python -m paper_scale.queue $@
 	$(BIN)/rankbench report experiment=all pages=docs/results
 
-bench card: export PYTHONPATH = $(CURDIR)/tests:$(CURDIR)
+bench card laptop paper: export PYTHONPATH = $(CURDIR)/tests:$(CURDIR)
 bench: setup ## time rankbench against the alternatives; BENCH="NAMES WORDS", see docs/BENCHMARKS.md
 	$(BIN)/python -m benchmarks $(BENCH)
 
 MINUTES ?= 13
 card: setup ## on a machine with a GPU: its tests, the benchmarks' record and what fits of the presets, in MINUTES
-	$(BIN)/python -m rankbench.commands.card $(MINUTES) $(PRESETS)
+	$(BIN)/python -m paper_scale.card $(MINUTES) $(PRESETS)
 
 test: setup ## run the test suite, without tests of a second or more; of a test with many cases two
 	$(BIN)/pytest $(TWO) -m 'pretend and not further and not slow and not gpu' tests/test_device.py

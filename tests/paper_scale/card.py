@@ -20,10 +20,10 @@ from typing import cast
 
 import pandas as pd
 
+from paper_scale.queue import FAILED, FINISHED, WAITING, how_long, in_lines, kept, plan, work_off
 from rankbench.commands.compose import compose
 from rankbench.commands.composition import composed
 from rankbench.commands.failures import refusing
-from rankbench.commands.queue import FAILED, FINISHED, WAITING, how_long, in_lines, kept, plan, work_off
 from rankbench.commands.sweeps import Grid
 from rankbench.config.keys import ConfigError, check_known
 from rankbench.config.schema import TrainConfig

@@ -1,12 +1,12 @@
-"""rankbench.commands.queue: the order of the presets at one budget, what it leaves out, and how it continues."""
+"""paper_scale.queue: the order of the presets at one budget, what it leaves out, and how it continues."""
 
 import subprocess
 from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
+from paper_scale import queue
 
-from rankbench.commands import queue
 from rankbench.config.keys import ConfigError
 from rankbench.config.presets import Preset
 from rankbench.runs.tables import read_table

@@ -1,7 +1,7 @@
 """`make paper`, `make laptop`: every preset at one budget, two at a time, those that decide most claims an hour first.
 
-    python -m rankbench.commands.queue paper         the plan, then the runs; the same command continues
-    python -m rankbench.commands.queue paper plan    the plan alone
+    python -m paper_scale.queue paper         the plan, then the runs; the same command continues
+    python -m paper_scale.queue paper plan    the plan alone
 
 outputs/queue_<budget>.csv is the state: a row for each preset, with its minutes as they were measured here, or else as
 its file states or estimates them.

@@ -1,4 +1,4 @@
-"""rankbench.commands.card: what fits into the minutes for which there is a GPU, and how it continues."""
+"""paper_scale.card: what fits into the minutes for which there is a GPU, and how it continues."""
 
 import subprocess
 import time
@@ -8,9 +8,9 @@ from unittest.mock import Mock
 
 import pandas as pd
 import pytest
+from paper_scale import card, queue
+from paper_scale.queue import CARD, FINISHED, WAITING
 
-from rankbench.commands import card, queue
-from rankbench.commands.queue import CARD, FINISHED, WAITING
 from rankbench.config.keys import ConfigError
 from rankbench.runs.tables import read_table
 
