@@ -118,7 +118,7 @@ def test_a_preset_that_is_not_trained_or_has_run_is_refused(name):
 
 
 @pytest.mark.further
-@pytest.mark.parametrize(("preset", "steps"), [("kim_growth", 1000), ("kim_fig9_param_matched", 12_000)])
-def test_an_estimate_is_of_the_steps_of_all_jobs(preset, steps):
-    # three networks of one layer each, whose kernels are as short as they get
-    assert card.estimate(preset, "laptop") == pytest.approx(3 * (card.START + steps * card.LAYER), rel=1e-12)
+def test_an_estimate_is_of_the_steps_of_all_jobs():
+    # three networks of one layer each, 12,000 steps of three seeds, whose kernels are as short as they get
+    seconds = card.estimate("kim_fig9_param_matched", "laptop")
+    assert seconds == pytest.approx(3 * (card.START + 12_000 * card.LAYER), rel=1e-12)
