@@ -28,7 +28,7 @@ from rankbench.training.library import NoLibraryError
 log = logging.getLogger(__name__)
 
 # Steps that repay the 3 to 6 s that g++ takes for the fused step: on one core, a step of the sorting network (6 layers
-# of width 48, batches of 30) is 6 to 9 ms shorter with it.
+# of width 48, batches of 30) is 5 to 9 ms shorter with it.
 REPAID_AFTER = 600
 # The most by which compiled gradients may differ, relative to their norm. Measured on language models: 2e-7 in fp32 and
 # .006 in bf16, whose products have three digits.

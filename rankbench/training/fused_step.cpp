@@ -19,8 +19,6 @@
 // Shapes: B sequences of a chunk, T = B N their tokens, N query token, M key token, D width, H head, K head width,
 // I = H K, E of all queries, keys and values, F hidden width, C outputs. Matrices are stored row by row.
 
-#include <vector>
-
 using real = REAL;
 #include "parts.h"
 #include "update.h"

@@ -8,7 +8,6 @@ Shapes: S seed, B batch, N token, D width, P all weights of a seed.
 
 import ctypes
 import math
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +138,7 @@ class FusedStep:
             self.places[name] = self.num_weights, parameter.shape
             self.num_weights += -(-parameter.numel() // ALIGNED) * ALIGNED
         self._attention = model.attentions[0]
+        self._hidden_of: dict[int, Tensor | None] = {}  # by number of tokens
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         self.network = self._described(model, task)
 
@@ -175,13 +175,15 @@ class FusedStep:
             is_relu=cfg.activation == "relu",
         )
 
-    @cache  # noqa: B019
     def _hidden(self, num_tokens: int) -> Tensor | None:
         """0, or -infinity for a key that the query does not see, (N, N); None if all are seen. ConfigError for more
         keys than model.contraction_keys."""
-        self._attention.num_keys(num_tokens)  # refuses too many
-        seen_NM = visible_keys(self.cfg.model.mask, self.cfg.model.window, num_tokens)
-        return None if seen_NM is None else torch.where(seen_NM, 0.0, -math.inf).to(self.machine.dtype)
+        if num_tokens not in self._hidden_of:
+            self._attention.num_keys(num_tokens)  # refuses too many
+            seen_NM = visible_keys(self.cfg.model.mask, self.cfg.model.window, num_tokens)
+            hidden_NM = None if seen_NM is None else torch.where(seen_NM, 0.0, -math.inf).to(self.machine.dtype)
+            self._hidden_of[num_tokens] = hidden_NM
+        return self._hidden_of[num_tokens]
 
     def _place(self, parameter: Tensor | None) -> int:
         return -1 if parameter is None else self.places[self._names[id(parameter)]][0]

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 #include "products.h"
 
@@ -166,26 +167,27 @@ static const real ROOT = 1 / std::sqrt(real(K));
 
 // The rows V of all heads in place of the W_V of `weights`, in a copy of them.
 static void values_of_queries(const real* weights_ED, real* copy_ED) {
+    std::vector<real> products_KK(K * K);  // not on the stack, which they might exceed
     for (long h = 0; h < H; h++) {
         const real *q_KD = weights_ED + h * K * D, *v_KD = weights_ED + (E - I + h * K) * D;
-        real products_KK[K * K];
-        multiply(K, K, D, rows_of(v_KD, D), transpose_of(q_KD, D), products_KK, K, false);
+        multiply(K, K, D, rows_of(v_KD, D), transpose_of(q_KD, D), products_KK.data(), K, false);
         for (real& x : products_KK) x *= ROOT;
-        multiply(K, D, K, rows_of(products_KK, K), rows_of(q_KD, D), copy_ED + (E - I + h * K) * D, D, false);
+        multiply(K, D, K, rows_of(products_KK.data(), K), rows_of(q_KD, D), copy_ED + (E - I + h * K) * D, D, false);
     }
 }
 // Turns the gradients of the rows V into those of W_V, and adds to those of W_Q.
 static void values_of_queries_backward(const real* weights_ED, real* d_ED) {
+    std::vector<real> products_KK(K * K), slopes_KK(K * K);
     for (long h = 0; h < H; h++) {
         const real *q_KD = weights_ED + h * K * D, *v_KD = weights_ED + (E - I + h * K) * D;
-        real *dq_KD = d_ED + h * K * D, *dv_KD = d_ED + (E - I + h * K) * D, products_KK[K * K], slopes_KK[K * K];
-        multiply(K, K, D, rows_of(v_KD, D), transpose_of(q_KD, D), products_KK, K, false);
-        multiply(K, K, D, rows_of(dv_KD, D), transpose_of(q_KD, D), slopes_KK, K, false);
+        real *dq_KD = d_ED + h * K * D, *dv_KD = d_ED + (E - I + h * K) * D;
+        multiply(K, K, D, rows_of(v_KD, D), transpose_of(q_KD, D), products_KK.data(), K, false);
+        multiply(K, K, D, rows_of(dv_KD, D), transpose_of(q_KD, D), slopes_KK.data(), K, false);
         for (real& x : products_KK) x *= ROOT;
         for (real& x : slopes_KK) x *= ROOT;
-        multiply(K, D, K, transpose_of(products_KK, K), rows_of(dv_KD, D), dq_KD, D, true);
-        multiply(K, D, K, transpose_of(slopes_KK, K), rows_of(v_KD, D), dq_KD, D, true);
-        multiply(K, D, K, rows_of(slopes_KK, K), rows_of(q_KD, D), dv_KD, D, false);
+        multiply(K, D, K, transpose_of(products_KK.data(), K), rows_of(dv_KD, D), dq_KD, D, true);
+        multiply(K, D, K, transpose_of(slopes_KK.data(), K), rows_of(v_KD, D), dq_KD, D, true);
+        multiply(K, D, K, rows_of(slopes_KK.data(), K), rows_of(q_KD, D), dv_KD, D, false);
     }
 }
 

@@ -5,11 +5,13 @@ Shapes: S seed, B batch, N token, C output.
 """
 
 import dataclasses
+import gc
 import json
 import logging
 import os
 import shutil
 import subprocess
+import weakref
 from pathlib import Path
 
 import pytest
@@ -268,6 +270,15 @@ def test_a_diverging_seed_ends_as_it_does_with_torch(tmp_path, always):
 def test_the_smallest_numbers_are_not_rounded_to_zero():
     training(config("precision=fp64"), "fused").update()
     assert (torch.tensor(1e-310, dtype=torch.float64) / 2).item() > 0
+
+
+def test_a_training_that_has_ended_is_not_kept():
+    of = training(config(*TEXT), "fused")
+    of.update()
+    step = weakref.ref(of.fused)
+    del of
+    gc.collect()
+    assert step() is None
 
 
 # --- when it is taken -------------------------------------------------------------------------------------------------
