@@ -119,7 +119,7 @@ def test_wandb_holds_the_rows_of_the_metrics(tmp_path, monkeypatch):
         """The records of both trainings, which have ended. W&B's own process writes them, and may be behind."""
         deadline = time.monotonic() + 60
         while True:
-            paths = sorted(tmp_path.glob(f"wandb/offline-run-*-{seed}/*.wandb"))
+            paths = sorted(tmp_path.glob(f"wandb/offline-run-*/run-*-{seed}.wandb"))
             files = [[Record.FromString(data) for data in wandb_records(path)] for path in paths if path.stat().st_size]
             if sum(record.HasField("exit") for records in files for record in records) == 2:
                 return [record for records in files for record in records]
