@@ -113,8 +113,8 @@ class BaseConfig:
     device: str = key("Device to compute on.", default="auto", choices=("auto", "cpu", "cuda"))
     precision: str = key("Floating-point format.", default="fp32", choices=("fp32", "bf16", "fp64"))
     threads: int = key(
-        "Threads of each process, at most one for each processor of the machine. More than one rarely pays for models "
-        "of this size.",
+        "Threads of each process, at most one for each processor of the machine. The fused step divides seeds among "
+        "them, or sequences where there are fewer seeds; elsewhere more than one rarely pays for models of this size.",
         default=1,
         between=(1, 1024),
     )

@@ -1,14 +1,15 @@
 // One step of training of a Transformer: forward pass, backward pass, clipping and optimiser, for several seeds.
 //
-// The seeds take their step one after the other, so that the weights of a seed stay in the cache. The sequences of a
-// batch pass through the whole network a chunk at a time, so that the states of a chunk do. Matrix products are those
-// of products.h; everything else, in parts.h, update.h and here, is a loop whose bounds the compiler knows, from
+// Each thread takes one seed after the other, so that the weights of a seed stay in the cache; where there are more
+// threads than seeds, each takes a part of a seed's sequences. These pass through the whole network a chunk at a time, so
+// that the states of a chunk stay there too. Matrix products are those of products.h; everything else, in parts.h,
+// update.h and here, is a loop whose bounds the compiler knows, from
 //
 //     REAL float or double    WIDTH    HEADS    HEAD_WIDTH    HIDDEN    OUTPUTS    SHARED 1 if keys are the queries, else 0
 //     TOKENS of a sequence; undefined if batches differ in length
 //
-// The sub-layers, norms, biases and factors of the network stand in the structures below, which fused_step.py fills. A
-// sub-layer is, as in rankbench/model/network.py,
+// The sub-layers, norms, biases and factors of the network stand in the structures of network.h. A sub-layer is, as in
+// rankbench/model/network.py,
 //
 //     after(skip x + branch behind(f(before(x)))),
 //
@@ -20,41 +21,9 @@
 // I = H K, E of all queries, keys and values, F hidden width, C outputs. Matrices are stored row by row.
 
 using real = REAL;
-#include "parts.h"
+#include "network.h"
+#include "threads.h"
 #include "update.h"
-
-// --- what the caller describes; every field has 8 bytes ---------------------------------------------------------------
-
-struct Sublayer {
-    long is_mlp;
-    Affine in, out;  // attention: to queries, keys and values, and from the heads; MLP: up and down
-    Norm before, behind, after;
-    double skip, branch;
-};
-struct Network {
-    long num_weights;  // of a seed, with the gaps between them
-    long num_sublayers;
-    const Sublayer* sublayers;
-    long reads_tokens, num_inputs, scores_classes;
-    long is_padded;  // whether a sequence can end in absent tokens, which are negative
-    Affine read_in, read_out;
-    long position;         // learned; -1: none
-    const real* sines_ND;  // fixed positions; null: none
-    Norm embedding, last;
-    double score_scale;
-    long is_l2;
-    double contraction;    // of contractive L2; 0: none
-    const real* inverses;  // inverse_phi of 1, 2, ... keys
-    const real* hidden_NM;  // 0, or -infinity for a key that the query does not see; null: it sees all
-    long is_relu;
-};
-struct Batch {  // inputs and targets of all seeds, (S, B, N, ...)
-    long num_seeds, num_sequences, num_tokens, chunk;
-    const void *inputs, *targets;  // tokens or coordinates; classes or numbers
-    const long* streams;           // factor and shift of each seed's stream of dropout's bits; null: no dropout
-    long last_kept;                // the largest bits of an entry that dropout keeps
-    double kept_scale;             // what dropout multiplies these by
-};
 
 // --- one seed ----------------------------------------------------------------------------------------------------------
 
@@ -118,8 +87,9 @@ class Seed {
     }
     long size = 0;
 
-    // The score of one seed on its batch, and in d_weights the gradients of its mean loss.
-    Score gradients(const real* weights, real* d_weights, long seed) {
+    // The score of one seed on its sequences from `begin` to `end`, and in d_weights their part of the gradients of its
+    // mean loss on the whole batch, whose tokens are those of the score.
+    Score gradients(const real* weights, real* d_weights, long seed, long begin, long end) {
         w = weights, d = d_weights;
         std::memset(d, 0, net.num_weights * sizeof(real));
         if (net.is_l2) {
@@ -135,8 +105,8 @@ class Seed {
         const long tokens = batch.num_sequences * N, first = seed * tokens;
         Score score{0, net.scores_classes ? 0.0 : NAN, 0};
         for (long t = 0; t < tokens; t++) score.tokens += is_scored(first + t);
-        for (start = 0; start < batch.num_sequences; start += batch.chunk) {
-            B = std::min(batch.chunk, batch.num_sequences - start), T = B * N;
+        for (start = begin; start < end; start += batch.chunk) {
+            B = std::min(batch.chunk, end - start), T = B * N;
             const long token = first + start * N;  // the chunk's first, among those of all seeds
             embed(token);
             const int64_t* tokens = net.is_padded ? token_inputs(token) : nullptr;
@@ -367,19 +337,51 @@ extern "C" void product(long M, long N, long K, const Matrix* a, const Matrix* b
     multiply(M, N, K, *a, *b, c, N, adds);
 }
 
-// Takes a step with every seed: weights and moments (S, num_weights); gradients the same, or one row for a seed after the
-// other if `shares_gradients`; scores (S, 3). memory and all rows begin at a multiple of 64 bytes.
+// Takes a step with every seed: weights and moments (S, num_weights); scores (S, 3). gradients: one row for each part of
+// each seed, (parts, S, num_weights), of which those of the first part become the seed's; or only one for each thread, if
+// `of_threads`, which needs a rule and seeds that are not in parts. memory: for each thread. All rows begin at a multiple
+// of 64 bytes.
 extern "C" void step(const Network* network, const Batch* batch, const Rule* rule, real* weights, real* gradients,
-                     long shares_gradients, real* first, real* second, double* scores, real* memory) {
+                     long of_threads, real* first, real* second, double* scores, real* memory) {
     set_length(*batch);
-    Seed seed(*network, *batch, memory);
-    for (long s = 0; s < batch->num_seeds; s++) {
-        const long from = s * network->num_weights;
-        real* d = gradients + (shares_gradients ? 0 : from);
-        const Score score = seed.gradients(weights + from, d, s);
-        scores[3 * s] = score.loss, scores[3 * s + 1] = score.right, scores[3 * s + 2] = score.tokens;
-        if (rule->kind != GRADIENTS)
-            update(*rule, network->num_weights, weights + from, d, first ? first + from : nullptr,
-                   second ? second + from : nullptr);
+    const long S = batch->num_seeds, parts = batch->num_parts, P = network->num_weights;
+    std::vector<Seed> seeds;
+    for (long thread = 0; thread < batch->num_threads; thread++) {
+        seeds.emplace_back(*network, *batch, memory);
+        memory += seeds[0].size;
     }
+    const auto update_part = [&](real factor, long seed, const real* d, long begin, long end) {
+        const long from = seed * P + begin;
+        update(*rule, factor, end - begin, weights + from, d + begin, first ? first + from : nullptr,
+               second ? second + from : nullptr);
+    };
+    std::vector<Score> of_parts(S * parts);
+    divide(batch->num_threads, S * parts, [&](long thread, long number) {
+        const long seed = number % S, part = number / S;
+        const auto first_of = [&](long part) { return part * batch->num_sequences / parts; };
+        real* d = gradients + (of_threads ? thread : number) * P;
+        of_parts[number] = seeds[thread].gradients(weights + seed * P, d, seed, first_of(part), first_of(part + 1));
+        if (rule->kind != GRADIENTS && parts == 1) update_part(clipping(*rule, P, d), seed, d, 0, P);
+    });
+    for (long seed = 0; seed < S; seed++) {
+        Score score = of_parts[seed];
+        for (long part = 1; part < parts; part++)
+            score.loss += of_parts[part * S + seed].loss, score.right += of_parts[part * S + seed].right;
+        scores[3 * seed] = score.loss, scores[3 * seed + 1] = score.right, scores[3 * seed + 2] = score.tokens;
+    }
+    if (parts == 1) return;
+    constexpr long BLOCK = 1 << 14;  // weights that a thread takes at a time
+    const long blocks = (P + BLOCK - 1) / BLOCK;
+    divide(batch->num_threads, S * blocks, [&](long, long number) {
+        const long seed = number / blocks, begin = number % blocks * BLOCK, end = std::min(begin + BLOCK, P);
+        for (long part = 1; part < parts; part++)
+            for (long i = seed * P + begin; i < seed * P + end; i++) gradients[i] += gradients[part * S * P + i];
+    });
+    if (rule->kind == GRADIENTS) return;
+    std::vector<real> factors(S);
+    for (long seed = 0; seed < S; seed++) factors[seed] = clipping(*rule, P, gradients + seed * P);
+    divide(batch->num_threads, S * blocks, [&](long, long number) {
+        const long seed = number / blocks, begin = number % blocks * BLOCK;
+        update_part(factors[seed], seed, gradients + seed * P, begin, std::min(begin + BLOCK, P));
+    });
 }

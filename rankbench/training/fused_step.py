@@ -44,7 +44,7 @@ COVERED |= {"mix_attention": [1.0], "mix_identity": [0.0], "mix_uniform": [0.0],
 COVERED |= {"value_residual": [0.0], "embedding_skip": [0.0], "hyper_connections": ["none"]}
 COVERED |= {"norm_kind": ["layernorm", "rmsnorm"], "read_in": ["linear"], "read_out": ["linear"]}
 COVERED |= {"positions": ["none", "learned", "sinusoidal"]}
-RULES = {"sgd": 1, "adam": 2, "adamw": 3}
+RULES, GRADIENTS = {"sgd": 1, "adam": 2, "adamw": 3}, 0  # the latter: the weights stay
 NORMS = {"layernorm": 1, "rmsnorm": 2}
 
 
@@ -116,6 +116,7 @@ class _Network(ctypes.Structure):
 
 class _Batch(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int64) for name in ("num_seeds", "num_sequences", "num_tokens", "chunk")]
+    _fields_ += [(name, ctypes.c_int64) for name in ("num_threads", "num_parts")]
     _fields_ += [(name, ctypes.c_void_p) for name in ("inputs", "targets", "streams")]
     _fields_ += [("last_kept", ctypes.c_int64), ("kept_scale", ctypes.c_double)]
 
@@ -253,31 +254,37 @@ class FusedStep:
         numbers = {name: getattr(optimizer, name) for name in ("weight_decay", "momentum", "beta1", "beta2")}
         numbers |= {"rate": rate, "epsilon": EPSILON, "clip": math.inf if clip is None else clip}
         rule = _Rule(kind=RULES[optimizer.name], count=int(self.count), **numbers)
-        return self._run(batch, streams_S2, rule, self.weights_SP.new_empty(1, self.num_weights))
+        return self._run(batch, streams_S2, rule)[0]
 
     def gradients(self, batch: Batch, streams_S2: Tensor | None) -> tuple[Score, tuple[Tensor, ...]]:
         """Scores of every seed on a batch, and the gradients of its mean loss, each (S, ...)."""
-        gradients_SP = torch.empty_like(self.weights_SP)
-        return self._run(batch, streams_S2, _Rule(), gradients_SP), tuple(self.views(gradients_SP).values())
+        scores, gradients_SP = self._run(batch, streams_S2, _Rule())
+        return scores, tuple(self.views(gradients_SP).values())
 
-    def _run(self, batch: Batch, streams_S2: Tensor | None, rule: _Rule, gradients: Tensor) -> Score:
+    def _run(self, batch: Batch, streams_S2: Tensor | None, rule: _Rule) -> tuple[Score, Tensor]:
+        """Scores of every seed; the gradients (S, P) come first in the tensor of those of its parts, or are lost if
+        there is a rule."""
         inputs, targets = batch.inputs.contiguous(), batch.targets.contiguous()
         num_seeds, num_sequences, num_tokens = inputs.shape[:3]
+        num_parts = max(1, min(self.machine.threads // num_seeds, num_sequences))
+        num_threads = min(self.machine.threads, num_seeds * num_parts)
+        chunk = max(1, min(-(-num_sequences // num_parts), TOKENS_AT_A_TIME // num_tokens))
         keep = 1 - self.cfg.model.dropout
         described = _Batch(
-            *(num_seeds, num_sequences, num_tokens, max(1, min(num_sequences, TOKENS_AT_A_TIME // num_tokens))),
+            *(num_seeds, num_sequences, num_tokens, chunk, num_threads, num_parts),
             *(_address(inputs), _address(targets), _address(streams_S2), largest_kept_bits(keep), 1 / keep),
         )
         self.network.hidden_NM = _address(self._hidden(num_tokens))
         needed = self.compiled.memory_of_step(ctypes.byref(self.network), ctypes.byref(described))
-        memory = self.weights_SP.new_empty(needed)
+        memory = self.weights_SP.new_empty(num_threads * needed)
+        of_threads = rule.kind != GRADIENTS and num_parts == 1  # a thread's next seed takes the place of the last one
+        gradients = self.weights_SP.new_empty(num_threads if of_threads else num_parts * num_seeds, self.num_weights)
         scores_S3 = torch.empty(num_seeds, 3, dtype=torch.float64)
         arrays = [self.weights_SP, gradients, *self.moments.values(), None, None][:4]
         pointers = [ctypes.c_void_p(_address(array)) for array in (*arrays, scores_S3, memory)]
-        shares_gradients = ctypes.c_int64(len(gradients) < num_seeds)
         structures = (ctypes.byref(part) for part in (self.network, described, rule))
-        self.compiled.step(*structures, *pointers[:2], shares_gradients, *pointers[2:])
-        return Score(*scores_S3.T)
+        self.compiled.step(*structures, *pointers[:2], ctypes.c_int64(of_threads), *pointers[2:])
+        return Score(*scores_S3.T), gradients[:num_seeds]
 
 
 def _address(numbers: Tensor | None) -> int | None:

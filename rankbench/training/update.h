@@ -8,16 +8,17 @@ struct Rule {
 };
 enum { GRADIENTS, SGD, ADAM, ADAMW };  // GRADIENTS: the weights stay
 
-// first, second: the moments; those that the rule does not have are not read.
-static void update(const Rule& rule, long number, real* w, const real* d, real* first, real* second) {
-    real factor = 1;
-    if (!std::isinf(rule.clip)) {
-        double square = 0;
+// What clipping multiplies all gradients of a seed by.
+static real clipping(const Rule& rule, long number, const real* d) {
+    if (std::isinf(rule.clip)) return 1;
+    double square = 0;
 #pragma omp simd reduction(+ : square)
-        for (long i = 0; i < number; i++) square += double(d[i]) * d[i];
-        const double over = rule.clip / std::sqrt(square);
-        factor = over > 1 ? 1 : over;  // nan stays nan
-    }
+    for (long i = 0; i < number; i++) square += double(d[i]) * d[i];
+    const double over = rule.clip / std::sqrt(square);
+    return over > 1 ? 1 : over;  // nan stays nan
+}
+// first, second: the moments; those that the rule does not have are not read. factor: of clipping.
+static void update(const Rule& rule, real factor, long number, real* w, const real* d, real* first, real* second) {
     const real decay = rule.weight_decay, rate = rule.rate;
     if (rule.kind == SGD) {
         const real momentum = rule.momentum;

@@ -110,8 +110,9 @@ def config(*words):
     return compose("train", *SIZES, *LENGTHS, "replicas=2", *task, *words)
 
 
-def training(cfg, step):
-    return Training(cfg, build_task(cfg.task), Machine.prepare(cfg), list(range(cfg.replicas)), step)
+def training(cfg, step, threads=1):
+    machine = dataclasses.replace(Machine.prepare(cfg), threads=threads)
+    return Training(cfg, build_task(cfg.task), machine, list(range(cfg.replicas)), step)
 
 
 def gradients_by_autograd(of, batch, seed):
@@ -162,6 +163,27 @@ def test_absent_targets_are_not_scored():
     assert torch.equal(scores.tokens, plain.tokens.double()) and torch.equal(scores.right, plain.right)
 
 
+DIVIDED = ["post-norm", "dropout, pre-norm and causal", "contractive l2 and absent tokens", "a text, l2 and dropout"]
+
+
+# of the two seeds: one each, the sequences of each in halves, and in more parts than they fill
+@pytest.mark.parametrize("threads", [2, 5, 100])
+@pytest.mark.parametrize("toggle", DIVIDED)
+def test_gradients_of_several_threads_are_those_of_autograd(toggle, threads):
+    of = training(config(*TOGGLES[toggle], "precision=fp64"), "fused", threads)
+    assert_gradients(of, of.batch(), TOLERANCES["fp64"])
+
+
+def test_seeds_of_several_threads_have_the_same_bits():
+    cfg = config(*TEXT, "model.dropout=0.2", "replicas=5", "trainer.clip=0.2")
+    alone, divided = (training(cfg, "fused", threads) for threads in (1, 3))
+    for _ in range(5):
+        alone.update()
+        divided.update()
+    for name, weight in alone.weights().items():
+        assert torch.equal(divided.weights()[name], weight)
+
+
 OPTIMIZERS = {
     "adam, clipped": ["optimizer.weight_decay=0.1", "trainer.clip=0.2", "optimizer.schedule=cosine"],
     "adamw": ["optimizer=adamw", "optimizer.weight_decay=0.1", "optimizer.warmup=3"],
@@ -185,10 +207,11 @@ def always(monkeypatch):
     monkeypatch.setattr(compiling, "REPAID_AFTER", 0)
 
 
+@pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("words", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_steps_are_those_of_torch(words):
+def test_steps_are_those_of_torch(words, threads):
     cfg = config("precision=fp64", "optimizer.lr=0.01", *words)
-    plain, fused = (training(cfg, step) for step in ("plain", "fused"))
+    plain, fused = training(cfg, "plain"), training(cfg, "fused", threads)
     for _ in range(cfg.trainer.steps):
         plain.update()
         fused.update()
