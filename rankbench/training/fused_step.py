@@ -32,7 +32,9 @@ SOURCE = Source.read(Path(__file__).with_name("fused_step.cpp"))
 # Tokens of a sequence, and numbers of a state, a hidden state, queries, keys and values, or an output. Beyond
 # them most of the time is spent in large products, which need no fused step.
 LONGEST, WIDEST = 512, 2048
-TOKENS_AT_A_TIME = 96  # of a chunk of sequences; 64 to 128 were fastest with 0.5 MiB of second-level cache
+# Of a chunk of sequences. With 0.5 to 1 MiB of second-level cache, 128 are fastest where a network's weights fit it as
+# well. In wider networks each product has to fetch its weights, which more tokens repay.
+TOKENS_AT_A_TIME, IN_WIDE_NETWORKS, WIDE = 128, 384, 192
 ALIGNED = 16  # every parameter begins at a multiple of this many numbers, 64 bytes or more
 EPSILON = 1e-8  # torch's, of Adam
 
@@ -268,7 +270,8 @@ class FusedStep:
         num_seeds, num_sequences, num_tokens = inputs.shape[:3]
         num_parts = max(1, min(self.machine.threads // num_seeds, num_sequences))
         num_threads = min(self.machine.threads, num_seeds * num_parts)
-        chunk = max(1, min(-(-num_sequences // num_parts), TOKENS_AT_A_TIME // num_tokens))
+        tokens_at_a_time = TOKENS_AT_A_TIME if self.cfg.model.width < WIDE else IN_WIDE_NETWORKS
+        chunk = max(1, min(-(-num_sequences // num_parts), tokens_at_a_time // num_tokens))
         keep = 1 - self.cfg.model.dropout
         described = _Batch(
             *(num_seeds, num_sequences, num_tokens, chunk, num_threads, num_parts),
