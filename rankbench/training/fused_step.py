@@ -46,7 +46,7 @@ COVERED |= {"mix_attention": [1.0], "mix_identity": [0.0], "mix_uniform": [0.0],
 COVERED |= {"value_residual": [0.0], "embedding_skip": [0.0], "hyper_connections": ["none"]}
 COVERED |= {"norm_kind": ["layernorm", "rmsnorm"], "read_in": ["linear"], "read_out": ["linear"]}
 COVERED |= {"positions": ["none", "learned", "sinusoidal"]}
-RULES, GRADIENTS = {"sgd": 1, "adam": 2, "adamw": 3}, 0  # the latter: the weights stay
+RULES, GRADIENTS = {"sgd": 1, "adam": 2, "adamw": 3}, 0  # the latter: another optimiser moves the weights
 NORMS = {"layernorm": 1, "rmsnorm": 2}
 
 
@@ -59,7 +59,6 @@ def uncovered(cfg: TrainConfig, task: Task, machine: Machine) -> str | None:
     for is_other, name in (
         (machine.device.type != "cpu", f"device={machine.device.type}"),
         (machine.precision == "bf16", "precision=bf16"),
-        (cfg.optimizer.name not in RULES, f"optimizer.name={cfg.optimizer.name}"),
         (task.padded and cfg.model.mask == "others", f"model.mask=others with task.name={task.name}"),
         (cfg.model.shared_layers and cfg.model.attention != "dot", f"shared layers of {cfg.model.attention}"),
         (task.length > LONGEST, f"{task.length} tokens, more than {LONGEST}"),
@@ -131,10 +130,12 @@ class _Rule(ctypes.Structure):
 
 class FusedStep:
     """The step of stacked seeds. Their weights and moments lie in arrays (S, P), of which `parameters` and the
-    optimiser's state are views."""
+    optimiser's state are views. has_rule: whether it moves the weights, too. If not, an optimiser moves tensors of its
+    own, as torch's compiled optimisers do not heed the strides of a view, and the arrays are copies of them."""
 
     def __init__(self, cfg: TrainConfig, task: Task, machine: Machine, model: Transformer) -> None:
         self.cfg, self.machine, self.compiled = cfg, machine, library_for(cfg, task, machine)
+        self.has_rule = cfg.optimizer.name in RULES
         self.compiled.memory_of_step.restype = ctypes.c_int64
         self.places, self.num_weights = {}, 0  # by name of a parameter: where it begins in a seed's weights, and shape
         for name, parameter in model.named_parameters():
@@ -211,15 +212,21 @@ class FusedStep:
         return _Sublayer(is_mlp, *map(self._affine, maps), *norms, sublayer.skip, sublayer.branch)
 
     def stack(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Copy stacked weights, each (S, ...), into the array of all weights; returns the views of it by name."""
+        """Copy stacked weights, each (S, ...), into the array of all weights; returns the parameters by name."""
         num_seeds = len(next(iter(weights.values())))
         self.weights_SP = torch.zeros(num_seeds, self.num_weights, dtype=self.machine.dtype)
         self.moments = {key: torch.zeros_like(self.weights_SP) for key in self._moment_names()}
         self.count = torch.zeros(())  # of steps, as torch keeps it
         views = self.views(self.weights_SP)
+        self._copy(weights, views)
+        self.parameters = views
+        if not self.has_rule:
+            self.parameters = {name: view.clone(memory_format=torch.contiguous_format) for name, view in views.items()}
+        return self.parameters
+
+    def _copy(self, weights: dict[str, Tensor], views: dict[str, Tensor]) -> None:
         for name, view in views.items():
             view.copy_(weights[name])
-        return views
 
     def views(self, numbers_SP: Tensor) -> dict[str, Tensor]:
         """The part of each parameter in an array of all weights, gradients or moments; each (S, ...)."""
@@ -229,6 +236,8 @@ class FusedStep:
         }
 
     def _moment_names(self) -> tuple[str, ...]:
+        if not self.has_rule:
+            return ()
         if self.cfg.optimizer.name == "sgd":
             return ("momentum_buffer",) if self.cfg.optimizer.momentum else ()
         return "exp_avg", "exp_avg_sq"
@@ -260,6 +269,8 @@ class FusedStep:
 
     def gradients(self, batch: Batch, streams_S2: Tensor | None) -> tuple[Score, tuple[Tensor, ...]]:
         """Scores of every seed on a batch, and the gradients of its mean loss, each (S, ...)."""
+        if not self.has_rule:
+            self._copy(self.parameters, self.views(self.weights_SP))
         scores, gradients_SP = self._run(batch, streams_S2, _Rule())
         return scores, tuple(self.views(gradients_SP).values())
 

@@ -144,7 +144,7 @@ class Training:
 
     def _move(self, batch: Batch, streams_S2: Tensor | None, rate: float | Tensor) -> None:
         cfg = self.cfg
-        if self.fused is not None:
+        if self.fused is not None and self.fused.has_rule:
             assert isinstance(rate, float)
             scores = self.fused.update(batch, streams_S2, rate)
         else:
@@ -169,11 +169,11 @@ class Training:
 
     def gradients(self, batch: Batch) -> tuple[Score, tuple[Tensor, ...]]:
         """Scores of every seed on a batch, and the gradients of its mean loss, each (S, ...)."""
-        if self.fused is not None:
-            return self.fused.gradients(batch, self._streams())
         return self._scores_and_gradients(batch, self._streams())
 
     def _scores_and_gradients(self, batch: Batch, streams_S2: Tensor | None) -> tuple[Score, tuple[Tensor, ...]]:
+        if self.fused is not None:
+            return self.fused.gradients(batch, streams_S2)
         parts = []
         for piece in self.pieces:
             masks = None
