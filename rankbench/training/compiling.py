@@ -21,7 +21,7 @@ from rankbench.runs.machine import Machine
 from rankbench.tasks import Corpus, Task
 from rankbench.tasks.task import Score
 from rankbench.training.forward import per_seed
-from rankbench.training.fused_step import library_for
+from rankbench.training.fused_step import library_for, usual_length
 from rankbench.training.graph import ungraphed
 from rankbench.training.library import NoLibraryError
 
@@ -60,7 +60,7 @@ def fastest_step(cfg: TrainConfig, task: Task, machine: Machine) -> str:
         log.info("trainer.compile=auto: not a CUDA graph: it does not cover %s", reason)
         return "plain"
     try:
-        library_for(cfg, task, machine)
+        library_for(cfg, task, machine, usual_length(task))
         return "fused"
     except NoLibraryError as error:
         log.info("trainer.compile=auto: not the fused step: %s", error)

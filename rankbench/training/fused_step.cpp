@@ -357,6 +357,7 @@ extern "C" void step(const Network* network, const Batch* batch, const Rule* rul
     };
     std::vector<Score> of_parts(S * parts);
     divide(batch->num_threads, S * parts, [&](long thread, long number) {
+        set_length(*batch);  // in this thread
         const long seed = number % S, part = number / S;
         const auto first_of = [&](long part) { return part * batch->num_sequences / parts; };
         real* d = gradients + (of_threads ? thread : number) * P;

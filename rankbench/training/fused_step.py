@@ -69,16 +69,24 @@ def uncovered(cfg: TrainConfig, task: Task, machine: Machine) -> str | None:
     return f"{task.num_outputs} outputs, more than {WIDEST}" if task.num_outputs > WIDEST else None
 
 
-def library_for(cfg: TrainConfig, task: Task, machine: Machine) -> ctypes.CDLL:
-    """The compiled step of this training; NoLibraryError, saying why, if there is none."""
+def library_for(cfg: TrainConfig, task: Task, machine: Machine, length: int | None = None) -> ctypes.CDLL:
+    """The compiled step of this training, for sequences of `length` tokens, or of any; NoLibraryError, saying why, if
+    there is none."""
     if (reason := uncovered(cfg, task, machine)) is not None:
         raise NoLibraryError(f"it does not cover {reason}")
     model = cfg.model
     sizes = {"REAL": _real(machine), "WIDTH": model.width, "HEADS": model.heads}
     sizes |= {"HEAD_WIDTH": head_width(model), "SHARED": int(model.tied_qk), "OUTPUTS": task.num_outputs}
-    sizes |= {} if isinstance(task, Corpus) else {"TOKENS": task.length}
+    sizes |= {} if length is None else {"TOKENS": length}
     sizes |= {"HIDDEN": max(1, round(model.mlp_ratio * model.width))}
-    return library(SOURCE, sizes)
+    compiled = library(SOURCE, sizes)
+    compiled.memory_of_step.restype = ctypes.c_int64
+    return compiled
+
+
+def usual_length(task: Task) -> int | None:
+    """Number of tokens of all training sequences; None if batches differ in length: of a text, or of a curriculum."""
+    return None if isinstance(task, Corpus) or hasattr(task, "sample_at") else task.length
 
 
 def head_width(model: ModelConfig) -> int:
@@ -134,9 +142,10 @@ class FusedStep:
     own, as torch's compiled optimisers do not heed the strides of a view, and the arrays are copies of them."""
 
     def __init__(self, cfg: TrainConfig, task: Task, machine: Machine, model: Transformer) -> None:
-        self.cfg, self.machine, self.compiled = cfg, machine, library_for(cfg, task, machine)
+        self.cfg, self.task, self.machine = cfg, task, machine
+        self.usual_length = usual_length(task)
+        self.compiled = library_for(cfg, task, machine, self.usual_length)
         self.has_rule = cfg.optimizer.name in RULES
-        self.compiled.memory_of_step.restype = ctypes.c_int64
         self.places, self.num_weights = {}, 0  # by name of a parameter: where it begins in a seed's weights, and shape
         for name, parameter in model.named_parameters():
             self.places[name] = self.num_weights, parameter.shape
@@ -279,6 +288,9 @@ class FusedStep:
         there is a rule."""
         inputs, targets = batch.inputs.contiguous(), batch.targets.contiguous()
         num_seeds, num_sequences, num_tokens = inputs.shape[:3]
+        compiled = self.compiled
+        if self.usual_length not in (None, num_tokens):  # of a plug-in's task
+            compiled = library_for(self.cfg, self.task, self.machine)
         num_parts = max(1, min(self.machine.threads // num_seeds, num_sequences))
         num_threads = min(self.machine.threads, num_seeds * num_parts)
         tokens_at_a_time = TOKENS_AT_A_TIME if self.cfg.model.width < WIDE else IN_WIDE_NETWORKS
@@ -289,7 +301,7 @@ class FusedStep:
             *(_address(inputs), _address(targets), _address(streams_S2), largest_kept_bits(keep), 1 / keep),
         )
         self.network.hidden_NM = _address(self._hidden(num_tokens))
-        needed = self.compiled.memory_of_step(ctypes.byref(self.network), ctypes.byref(described))
+        needed = compiled.memory_of_step(ctypes.byref(self.network), ctypes.byref(described))
         memory = self.weights_SP.new_empty(num_threads * needed)
         of_threads = rule.kind != GRADIENTS and num_parts == 1  # a thread's next seed takes the place of the last one
         gradients = self.weights_SP.new_empty(num_threads if of_threads else num_parts * num_seeds, self.num_weights)
@@ -297,7 +309,7 @@ class FusedStep:
         arrays = [self.weights_SP, gradients, *self.moments.values(), None, None][:4]
         pointers = [ctypes.c_void_p(_address(array)) for array in (*arrays, scores_S3, memory)]
         structures = (ctypes.byref(part) for part in (self.network, described, rule))
-        self.compiled.step(*structures, *pointers[:2], ctypes.c_int64(of_threads), *pointers[2:])
+        compiled.step(*structures, *pointers[:2], ctypes.c_int64(of_threads), *pointers[2:])
         return Score(*scores_S3.T), gradients[:num_seeds]
 
 

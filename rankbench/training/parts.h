@@ -13,7 +13,7 @@ constexpr long D = WIDTH, H = HEADS, K = HEAD_WIDTH, I = H * K, E = (SHARED ? 2 
 #ifdef TOKENS
 constexpr long N = TOKENS;
 #else
-static long N;  // of the sequences of the present batch
+static thread_local long N;  // of the sequences of this thread's batch
 #endif
 
 // Where the numbers begin in the weights of a seed; -1: the part is missing.
@@ -80,11 +80,10 @@ template <long out>
 static void map_weights_backward(real* d, Affine place, long in, const real* x, const real* dy, long T) {
     multiply(out, in, T, transpose_of(dy, out), rows_of(x, in), d + place.weight, in, true);
     if (place.bias < 0) return;
-    real sums[out];
-    std::copy_n(d + place.bias, out, sums);
+    real sums[out] = {};  // of a chunk, so that the sum of all tokens is rounded less often
     for (long t = 0; t < T; t++)
         for (long i = 0; i < out; i++) sums[i] += dy[t * out + i];
-    std::copy_n(sums, out, d + place.bias);
+    for (long i = 0; i < out; i++) d[place.bias + i] += sums[i];
 }
 
 // --- norms -----------------------------------------------------------------------------------------------------------

@@ -30,13 +30,14 @@ static void update(const Rule& rule, real factor, long number, real* w, const re
         return;
     }
     const real beta1 = rule.beta1, beta2 = rule.beta2, epsilon = rule.epsilon;
+    const real rest1 = 1 - rule.beta1, rest2 = 1 - rule.beta2;  // of a beta near 1 in float, these would be wrong
     const real rate1 = rule.rate / (1 - std::pow(rule.beta1, rule.count));
     const real root2 = std::sqrt(1 - std::pow(rule.beta2, rule.count));
     const real coupled = rule.kind == ADAM ? decay : 0, shrinking = rule.kind == ADAMW ? 1 - rule.rate * rule.weight_decay : 1;
     for (long i = 0; i < number; i++) {
         const real slope = d[i] * factor + coupled * w[i];
-        first[i] = beta1 * first[i] + (1 - beta1) * slope;
-        second[i] = beta2 * second[i] + (1 - beta2) * slope * slope;
+        first[i] = beta1 * first[i] + rest1 * slope;
+        second[i] = beta2 * second[i] + rest2 * slope * slope;
         w[i] = shrinking * w[i] - rate1 * first[i] / (std::sqrt(second[i]) / root2 + epsilon);
     }
 }
