@@ -218,7 +218,7 @@ def read_module(module: nn.Module, example: Example, asked: Asked = NOTHING_ASKE
     example, few, reading = _read(module, example, asked)
     target = _target(reading, asked, name)
     live = reading.leading_to(target)
-    if not live:
+    if not live or reading.uncovered:
         raise ConfigError(f"{name}: {nothing_read(reading)}")
     keys = {call.key for call in live}
     heads = tuple(call for call in live if call.twin not in keys)

@@ -10,10 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import resolve_name
 
+from rankbench.config.keys import ConfigError
+
 # Calls that take numbers out of torch, or put them where the tape cannot follow them.
 EXITS = {"numpy", "tolist", "item", "__float__", "__int__", "__array__", "__set__"}
 # Calls that copy whole numbers, or some of them.
 COPIES = {"contiguous", "clone", "to", "long", "int", "reshape", "flatten", "index_select", "getitem", "type", "detach"}
+CASTS = {"to", "type", "type_as", "float", "double", "half", "bfloat16"}
 # Calls that describe a tensor, without reading or making numbers.
 DESCRIBES = {"shape", "dtype", "device", "ndim", "size", "dim", "stride", "numel", "is_contiguous", "is_nested"}
 ALIASES = {
@@ -54,6 +57,8 @@ def name_of(func: Any) -> tuple[str, bool, str]:
     if name == "__get__":  # a property, as x.T
         name = getattr(func.__self__, "__name__", name)
     in_place, full_name = name in CHANGES_IN_PLACE, resolve_name(func) or name
+    if isinstance(func, torch._ops.OpOverload):  # of torch.ops, as torch.library.custom_op makes them
+        return "operator", in_place, full_name
     if name.endswith("_") and not name.endswith("__") and name != "requires_grad_":
         name, in_place = name.removesuffix("_"), True
     return ALIASES.get(name, name), in_place, full_name
@@ -80,6 +85,22 @@ def out_of_place(func: Callable, name: str, in_place: bool) -> Any:
 def name_of_module(module: Callable) -> str:
     """The name of its class, or of a function."""
     return type(module).__name__ if isinstance(module, nn.Module) else getattr(module, "__name__", str(module))
+
+
+def refuse_scripts(module: Callable) -> None:
+    """ConfigError if a module or one of its submodules is TorchScript."""
+    for name, submodule in module.named_modules() if isinstance(module, nn.Module) else ():
+        if isinstance(submodule, torch.jit.ScriptModule):
+            name = name or type(submodule).__name__
+            raise ConfigError(f"{name}: TorchScript runs unseen by the tape; give the module as Python code")
+
+
+def refuse_unseen(call: object, given: list[Tensor]) -> None:
+    """ConfigError for a call that runs within torch.func.vmap or torch.autocast."""
+    if any(torch._C._functorch.is_batchedtensor(x) for x in given):
+        raise ConfigError(f"{call}: runs within torch.func.vmap, unseen by the tape; give it all sequences at once")
+    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+        raise ConfigError(f"{call}: runs within torch.autocast, whose casts the tape does not see; run it without")
 
 
 @contextmanager

@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rankbench.tape.calls import tensors_in
+from rankbench.tape.calls import refuse_scripts, tensors_in
 from rankbench.tape.following import first_state, following
-from rankbench.tape.recording import Product, Recorder, refuse_scripts
+from rankbench.tape.recording import Product, Recorder
 from rankbench.tape.replay import Call
 from rankbench.tape.rules import RULES
-from rankbench.tape.tags import Site, Verdict, Visit
+from rankbench.tape.tags import Site, Tag, Verdict, Visit
 
 
 class Kept(NamedTuple):
@@ -62,6 +62,14 @@ class Plain(Recorder):
         self.stack: list[Visit] = []
         self.submodule = submodule
         self.wanted_result: Tensor | None = None  # of the submodule
+        self.outside: list[tuple[Call, Tensor]] = []  # tensors that no recorded call made, and what reads them
+
+    def tag(self, x: Any) -> Tag:
+        is_new = isinstance(x, Tensor) and x not in self.tags and not isinstance(x, nn.Parameter)
+        if is_new and x.is_floating_point() and not x.is_nested:
+            with torch._C.DisableTorchFunction():
+                self.outside.append((self.call, x.detach().clone()))
+        return super().tag(x)
 
     def passed(self, args: tuple, kwargs: dict) -> Any:
         """The module's result, with all states kept."""

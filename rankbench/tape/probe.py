@@ -1,6 +1,7 @@
 """The touched pass that reads a network: it compares the factors of every product of two activations with those of the
 plain pass, and decides which product is attention (rankbench.tape.read)."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -24,15 +25,18 @@ from rankbench.tape.touch import (
     is_flat,
     is_partly,
     is_spread,
+    is_zero,
     lead_of,
-    leads_of,
     moves_with,
     of_all_heads,
     of_one_window,
+    paired_rows,
     reads_other_tokens,
     touched_at,
+    touched_in_part,
     touched_in_windows,
     touched_keys,
+    touched_leads,
 )
 from rankbench.tape.touching import Touching
 
@@ -53,6 +57,7 @@ class Touched(Touching):
         # of queries of this shape: the touched indices along axes that are touched in part
         self.parts: dict[tuple[Site | None, torch.Size], dict[int, list[int]]] = {}
         self.calls: list[ReadCall] = []
+        self.rows: dict[Site, list[int]] = {}  # touched queries, of weights that no product of queries and keys made
         self.pooled: list[ReadCall] = []  # calls whose weights, without scores, change for all queries
         self.factors: list[Factor] = []
         self.of_depth: dict[int, list[tuple[ReadCall, Tensor, tuple]]] = {}
@@ -89,7 +94,8 @@ class Touched(Touching):
             verdict = self._attention(product, old, key, product.by_tags.side)
         elif not product.is_kernel:  # weights on the right that no softmax made
             for side, tensor in enumerate(product.tensors[:2]):
-                if verdict is None and product.sides[side] is not None and self.tag(tensor).mixes:
+                made_of_scores = self.tag(tensor).mixes or self.way.scale > 0
+                if verdict is None and product.sides[side] is not None and made_of_scores:
                     verdict = self._attention(product, old, key, side, only_sure=True)
         if verdict is None:
             is_softmax = self._is_softmax(product)  # a router's weights, say
@@ -104,8 +110,8 @@ class Touched(Touching):
         new, before = product.to_scores(*product.tensors), product.to_scores(*old.tensors)
         touched = [touched_at(x, y, -2) for x, y in zip(new, before, strict=True)]
         self.scores[key] = touched
-        at_q = {axis: touched_at(new[0], before[0], axis) for axis in range(new[0].dim() - 2)}
-        self.parts[key, new[0].shape[:-1]] = {a: at for a, at in at_q.items() if is_partly(at, new[0].shape[a])}
+        if not torch.equal(new[0], before[0]):
+            self.parts[key, new[0].shape[:-1]] = touched_in_part(new[0], before[0])
         if any(is_spread(x, y) for x, y in zip(new, before, strict=True)):
             self.unclear.add(key)
         (q, k), (q0, k0) = new, before
@@ -133,8 +139,14 @@ class Touched(Touching):
         v, v0 = weighted.values(*product.tensors), weighted.values(*old.tensors)
         tag = Tag(Kind.ACTIVATION) if product.is_kernel else self.tag(product.tensors[side])
         at = touched_at(v, v0, -2) if product.is_kernel or tag.mixes else touched_keys(v, v0)
+        rows = [] if product.is_kernel or tag.mixes or not is_partly(at, v.shape[-2]) else paired_rows(p, p0, at)
+        if rows:
+            tag = replace(tag, mixes=True)
+            self.rows[key] = rows
+        elif only_sure and not tag.mixes:
+            return None
         changed = changed_numbers(v, v0)
-        leads = leads_of(changed, p)
+        leads = touched_leads(v, v0, p, p0)
         in_window = [] if product.is_kernel or is_partly(at, v.shape[-2]) else touched_in_windows(changed)
         at = in_window or at
         kind, is_sure, why = self._kind(product, old, side, tag, (p, p0), (v, v0), at, leads)
@@ -147,13 +159,15 @@ class Touched(Touching):
         is_pooling = not has_scores and p.shape[-2] > 1 and not is_partly(touched_at(p, p0, -2), p.shape[-2])
         # queries that no input reaches are tokens of their own, from here on touched where no input is
         row = 0 if queries == [] else p.shape[-2] - 1 if queries is None else queries[-1]
-        of_blocks = {} if tag.scores is None else self.parts.get((tag.scores.key, p.shape[:-1]), {})
-        to_touch = of_one_window(leads, p, p0, self.entered_at) if in_window else in_blocks(leads, of_blocks)
+        of_blocks = self._blocks(product, old, tag, p)
+        to_touch = of_one_window(leads, p, p0, self.entered_at) if in_window else in_blocks(leads, of_blocks or {})
         self._put_back(first_of(seen.result), old.result, weighted, p, v, to_touch, row)
+        moved = not torch.equal(p, p0)
         made_p = product.tensors[side]
         if not product.is_kernel and 0 not in made_p.stride():  # what is divided by its sums only afterwards
             made_p.data.copy_(old.tensors[side])  # not a new version: P may be a part of all heads' P
-        lead = lead_of(changed, v, p, of_all_heads(leads, self.sequence) if p.shape[-2] == 1 else leads, at, of_blocks)
+        leads = of_all_heads(leads, self.sequence) if p.shape[-2] == 1 else leads
+        lead = lead_of(changed, is_zero(v, v0, p), p, leads, at, of_blocks)
         inputs = self._input_of(at, p.shape[-1]), self._input_of(queries or (), p.shape[-2])
         is_cross = None if in_window else reads_other_tokens(at, queries, p, inputs)
         logits = self._logits(product, old, tag, lead)
@@ -162,7 +176,7 @@ class Touched(Touching):
             hidden_keys(lead.split(p0), logits, is_cross), self.depth + 1, tuple(self.stack),
             p0.sum(-1).mean().item(), tuple(at), None if queries is None else tuple(queries), self.num_attention + 1,
         )  # fmt: skip
-        self.calls.append(self._with_twin(call, p0, self._makers(product, side)))
+        self.calls.append(self._with_twin(call, p0, self._makers(product, side), moved))
         if is_pooling:
             self.pooled.append(call)
         return Verdict(Role.ATTENTION, side)
@@ -252,6 +266,8 @@ class Touched(Touching):
         if product.is_kernel and product.to_scores is not None:
             q, q0 = product.to_scores(*product.tensors)[0], product.to_scores(*old.tensors)[0]
             return touched_at(q, q0, -2)
+        if (key := self.key_of(product.seen)) in self.rows:
+            return self.rows[key]
         if (scores := tag.scores) is None or not (touched := self.scores.get(scores.key)):
             return None
         return touched[side] if (scores.queries, scores.keys)[side].shape[-2] == p.shape[-2] else None
@@ -267,6 +283,13 @@ class Touched(Touching):
         mark[..., row, :] = leads[..., None].to(mark) * noise.to(mark)
         deviation = old.std().nan_to_num(1.0).item() or 1.0
         result.copy_(old + self.way.scale * deviation * weighted.back(mark).reshape(result.shape))
+
+    def _blocks(self, product: Product, old: Kept, tag: Tag, p: Tensor) -> dict[int, list[int]] | None:
+        """The touched indices along leading axes along which queries are touched in part; None: not known."""
+        if product.is_kernel and product.to_scores is not None:
+            q, q0 = product.to_scores(*product.tensors)[0], product.to_scores(*old.tensors)[0]
+            return touched_in_part(q, q0) if q.shape[:-1] == p.shape[:-1] and not torch.equal(q, q0) else None
+        return None if tag.scores is None else self.parts.get((tag.scores.key, p.shape[:-1]))
 
     def _logits(self, product: Product, old: Kept, tag: Tag, lead: Lead) -> Tensor | None:
         logits = tag.logits
@@ -303,6 +326,10 @@ class Touched(Touching):
                 return mark.at[batch], mark.shape[batch]
         return 0, 0
 
+    def leaves_rows(self, call: ReadCall) -> bool:
+        """Whether P has more leading indices than heads of all sequences: windows, or heads that the touch missed."""
+        return math.prod(call.shape[:-2]) > call.lead.heads * self.sequence[1]
+
     def axes_of_input(self, number: int) -> Axes:
         """The axis of tokens of an input: that along which attention calls saw its touch."""
         mark = self.marks[number]
@@ -321,11 +348,16 @@ class Touched(Touching):
         tensors = product.tensors[:2] if product.is_kernel else [product.tensors[side]]
         return tuple((tag.maker or tag.kind, x.shape) for x in tensors for tag in [self.tag(x)])
 
-    def _with_twin(self, call: ReadCall, p0: Tensor, makers: tuple) -> ReadCall:
-        """The call, with an earlier one beside it that has the same P, if there is one."""
+    def _with_twin(self, call: ReadCall, p0: Tensor, makers: tuple, moved: bool) -> ReadCall:
+        """The call, with an earlier one beside it that has the same P, if there is one. moved: whether P depends on the
+        touched token; if not, two that are equal may both be positions' alone."""
         beside = self.of_depth.setdefault(call.depth, [])
         for other, other_p, other_makers in beside:
-            if other_p.shape == p0.shape and torch.equal(other_p, p0) and (other_makers == makers or not is_flat(p0)):
+            if (
+                other_p.shape == p0.shape
+                and torch.equal(other_p, p0)
+                and (other_makers == makers or (moved and not is_flat(p0)))
+            ):
                 return replace(call, twin=other.key)
             if not (call.touched and other.touched) and are_rearranged(p0, other_p):
                 raise ConfigError(

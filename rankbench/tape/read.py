@@ -27,6 +27,7 @@ from rankbench.tape.calls import name_of_module, tensors_in
 from rankbench.tape.plain import Changed, Plain, Size
 from rankbench.tape.probe import UNREACHED, Touched
 from rankbench.tape.reading import Axes, Input, Output, ReadCall, Reading, State
+from rankbench.tape.recording import OUTSIDE
 from rankbench.tape.tags import Role, Visit
 from rankbench.tape.touch import Way, changed_at, is_partly, is_spread, touched_at
 from rankbench.tape.touching import Touching
@@ -58,9 +59,11 @@ def read(
         _refuse_change(module, plain.sizes, again.sizes)
     del again, repeated
     touched, touched_results, spread_results = _touch(module, submodule, plain, _results(plain, output), args, kwargs)
+    _check_outside(plain, touched)
     _check_alike(module, touched)
     _check_blocks(touched)
     _check_loops(touched)
+    _check_parts_of_keys(touched)
     names = [_name(path) for path, x in tree_flatten_with_path((args, kwargs))[0] if isinstance(x, Tensor)]
     inputs = tuple(
         Input(name, tuple(x.shape), touched.axes_of_input(number), touched.marks[number] is not None)
@@ -101,11 +104,40 @@ def _touch(
         arrived = sum(bool(call.touched) for call in touched.calls)
         if arrived > most:
             best, most = (touched, results, spread), arrived
-        if arrived == len(touched.calls) or way.early or not way.scale:
+        if arrived == len(touched.calls) or (way.early and (most or way.exchanged)) or not way.scale:
             break
-        ways.insert(0, Way(way.scale, early=True))
+        if not way.early:
+            ways.insert(0, way._replace(early=True))
+        if not arrived and not way.exchanged and not way.early:  # pixels, one-hot floats, numbers that are rounded
+            ways.insert(1, Way(way.scale, frozenset(range(len(touched.marks)))))
     assert best is not None  # without a touch nothing changes
+    if best[0].way.scale and any(map(best[0].leaves_rows, best[0].calls)):  # of windows, or of heads that it missed
+        spreading = Touching(module, submodule, best[0].way._replace(rows=True))
+        try:
+            spread = _results(spreading, spreading.passed(args, kwargs))
+            sequences = _sequences(plain, spreading, plain_results, spread)
+            touched = Touched(module, submodule, plain, spreading.way, sequences)
+            results = _results(touched, touched.passed(args, kwargs))
+        except (Changed, ConfigError):
+            return best
+        if _where(touched) == _where(best[0]):  # the same tokens
+            best = touched, results, spread
     return best
+
+
+def _where(touched: Touched) -> list[tuple]:
+    """The keys and queries of each attention call that are touched."""
+    return [(call.key, call.touched, call.touched_queries) for call in touched.calls]
+
+
+def _check_outside(plain: Plain, touched: Touched) -> None:
+    """ConfigError for a tensor that no recorded call made and that differs with the inputs."""
+    for (call, x), (_, y) in zip(plain.outside, touched.outside, strict=False):
+        if x.shape == y.shape and x.dtype == y.dtype and not torch.equal(x, y):
+            raise ConfigError(
+                f"{call}: reads {OUTSIDE}, and it differs with the inputs, so what mixes tokens there is unseen; use "
+                "torch's functions"
+            )
 
 
 def _check_alike(module: Callable, touched: Touched) -> None:
@@ -145,11 +177,37 @@ def _check_loops(touched: Touched) -> None:
         reached, left_out = (
             call.touched if call.touched_queries is None else call.touched_queries for call in (one, other)
         )
-        reads_alike = other.touched or one.shape[-2:] == other.shape[-2:]  # the same keys, or those of other sequences
+        are_own = one.num_queries == one.num_keys and other.num_queries == other.num_keys
+        # the same keys, or those of other sequences or segments
+        reads_alike = other.touched or one.shape[-2:] == other.shape[-2:] or are_own
         if reached and not left_out and reads_alike and len(where) == 1:
             raise ConfigError(
                 f"{one.call} and {other.call}: attention of some queries or sequences after others, written as a loop, "
                 "whose heads would count once for each; give all of them to one call"
+            )
+
+
+def _check_parts_of_keys(touched: Touched) -> None:
+    """ConfigError for rows of P that are cut into blocks of keys, each with a call of its own; and for heads that stand
+    among the queries of one call."""
+    parts: dict[tuple, list[ReadCall]] = {}
+    for call in touched.calls:
+        if call.kind == "softmax" and call.row_sum < 0.99:
+            place = call.call.module, call.call.function, call.depth, call.shape[:-1]
+            parts.setdefault(place, []).append(call)
+        number, queries = call.num_queries // call.num_keys, call.touched_queries or ()
+        if number > 1 == len(call.touched) and len(queries) == number and call.num_queries % call.num_keys == 0:
+            steps = {after - before for before, after in itertools.pairwise(queries)}
+            if steps in ({1}, {call.num_keys}):
+                raise ConfigError(
+                    f"{call.call}: P of shape {call.shape} has {number} queries for each token, as where heads that "
+                    "share keys are folded into the queries; give heads an axis of their own"
+                )
+    for calls in parts.values():
+        if len(calls) > 1 and abs(sum(call.row_sum for call in calls) - 1) < 0.01:
+            raise ConfigError(
+                f"{calls[0].call} and {calls[1].call}: one softmax in blocks of keys, written as a loop, whose heads "
+                "would count once for each; give all of them to one call"
             )
 
 

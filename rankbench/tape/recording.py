@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import or_
 from typing import Any
 
 import torch
@@ -20,11 +22,14 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from rankbench.config.keys import ConfigError
 from rankbench.tape.calls import (
+    CASTS,
     COPIES,
     DESCRIBES,
     EXITS,
     name_of,
     out_of_place,
+    refuse_scripts,
+    refuse_unseen,
     set_item,
     share_memory,
     tensors_in,
@@ -93,14 +98,6 @@ class Product:
     is_kernel: bool = False
 
 
-def refuse_scripts(module: Callable) -> None:
-    """ConfigError if a module or one of its submodules is TorchScript."""
-    for name, submodule in module.named_modules() if isinstance(module, nn.Module) else ():
-        if isinstance(submodule, torch.jit.ScriptModule):
-            name = name or type(submodule).__name__
-            raise ConfigError(f"{name}: TorchScript runs unseen by the tape; give the module as Python code")
-
-
 class Recorder(TorchFunctionMode):
     """Tags every tensor of a forward pass, and makes the tape's nodes.
 
@@ -138,7 +135,7 @@ class Recorder(TorchFunctionMode):
         self._products: Counter[tuple[str, str]] = Counter()
         self._key: tuple[int, Site] | None = None  # of the product that is being recorded, with the number of its call
         self.unclear: set[Site] = set()  # products of which nothing shows whether they are scores
-        self.uncovered: list[Call] = []  # calls of torch's attention functions that no rule covers
+        self.uncovered: list[Call] = []  # that may be attention, although no rule covers them
         self.call = Call(0, "", "")  # that is being recorded
         self.begun: set[int] = set()  # where the inputs lie in memory at which paths begin
         # by place in memory: inputs of whole numbers, and copies of them, with the place of the input
@@ -321,10 +318,7 @@ class Recorder(TorchFunctionMode):
         in_place = changes or bool(kwargs.get("inplace"))
         self.num_calls += 1
         call = self.call = Call(self.num_calls, full_name, self.where)
-        if any(torch._C._functorch.is_batchedtensor(x) for x in given):
-            raise ConfigError(f"{call}: runs within torch.func.vmap, unseen by the tape; give it all sequences at once")
-        if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
-            raise ConfigError(f"{call}: runs within torch.autocast, whose casts the tape does not see; run it without")
+        refuse_unseen(call, given)
         self._check_views(call, given)
         tags = [self.tag(x) for x in given]
         read = args
@@ -347,13 +341,10 @@ class Recorder(TorchFunctionMode):
             new = rule(seen)
         if new is None:
             new = self.value_only(call, tags)
-            if name == "multi_head_attention_forward":
-                self.uncovered.append(call)
+        new = self._as_numbers(call, name, tags, new)
         is_attention = self.num_attention > num_before
-        passed = 1 << self.num_attention if is_attention else 0
-        for tag in tags:
-            passed |= tag.passed
-        self._tag_results(call, output, new, self.depth + is_attention, passed)
+        passed = reduce(or_, (tag.passed for tag in tags), is_attention << self.num_attention)
+        self._tag_results(call, output, new, self.depth + is_attention, passed, tags)
         if name == "getitem" and isinstance(result, Tensor) and share_memory(result, args[0]):
             self._parts[result] = args[0], args[1]
         elif in_place:
@@ -370,14 +361,24 @@ class Recorder(TorchFunctionMode):
             new = self.rules["setitem"](seen) or self.value_only(call, [self.tag(old), self.tag(part)])
             self._tag_results(call, x, new, self.tag(part).depth, self.tag(old).passed | self.tag(part).passed)
 
-    def _tag_results(self, call: Call, output: Any, new: Tag | Sequence[Tag], depth: int, passed: int) -> None:
+    def _as_numbers(self, call: Call, name: str, tags: list[Tag], new: Tag | Sequence[Tag]) -> Tag | Sequence[Tag]:
+        """What whole numbers or truth values made: no constant if they came from scores, or are cast."""
+        counted = [tag.counted for tag in tags if tag.counted is not None]
+        is_constant = isinstance(new, Tag) and new.kind != Kind.ACTIVATION
+        is_state = is_constant and counted and (name in CASTS or any(tag.mixes for tag in counted))
+        return self.value_only(call, counted) if is_state else new
+
+    def _tag_results(
+        self, call: Call, output: Any, new: Tag | Sequence[Tag], depth: int, passed: int, tags: Sequence[Tag] = ()
+    ) -> None:
         tensors = [output] if isinstance(output, Tensor) else list(output)
         new = [replace(new) for _ in tensors] if isinstance(new, Tag) else new
         for tensor, tag in zip(tensors, new, strict=True):
             if not isinstance(tensor, Tensor):
                 continue
             if not (tensor.is_floating_point() or tensor.is_complex()):
-                tag = Tag(Kind.CONSTANT)
+                made_of = [made for tag in tags if (made := tag.counted or tag).kind == Kind.ACTIVATION]
+                tag = Tag(Kind.CONSTANT, counted=self.value_only(call, made_of) if made_of else None)
             tag.maker, tag.depth, tag.passed = call, depth, passed
             if tag.has_paths:
                 self.has_paths = True
@@ -390,9 +391,8 @@ class Recorder(TorchFunctionMode):
         """ConfigError if an argument was changed in place through another tensor that shares its memory."""
         for x in given:
             tag = self.tags.get(x)
-            if tag is None or tag.version == version(x) or not (self.has_paths or tag.kind == Kind.ACTIVATION):
-                continue
-            raise ConfigError(
-                f"{call}: reads a tensor that was changed in place through a view of it; "
-                "change the module to make a new tensor there"
-            )
+            if tag is not None and tag.version != version(x) and (self.has_paths or tag.kind == Kind.ACTIVATION):
+                raise ConfigError(
+                    f"{call}: reads a tensor that was changed in place through a view of it; "
+                    "change the module to make a new tensor there"
+                )

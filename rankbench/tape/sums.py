@@ -96,7 +96,7 @@ def recorded(
     reading = read(module, args, kwargs) if reading is None else reading
     recorder = Recorder(module, RULES, begin, verdicts=reading.verdicts, keep=keep)
     output = recorder.run(args, dict(kwargs))
-    if not recorder.num_attention:
+    if not recorder.num_attention or reading.uncovered:
         raise ConfigError(f"{name_of_module(module)}: {nothing_read(reading)}")
     return Tape(module, args, dict(kwargs), recorder, output, reading)
 
@@ -104,7 +104,10 @@ def recorded(
 def nothing_read(reading: Reading) -> str:
     """Why a module has no heads, as the end of a sentence."""
     if reading.uncovered:
-        return f"{reading.uncovered[0]}: bias_k, bias_v, add_zero_attn and static keys are not covered; leave them out"
+        call = reading.uncovered[0]
+        if call.function.endswith("multi_head_attention_forward"):
+            return f"{call}: bias_k, bias_v, add_zero_attn and static keys are not covered; leave them out"
+        return f"{call}: is not covered, and may be attention; write it with matmul or an einsum of two tensors"
     seen = f" ({reading.factors[0].call}: {reading.factors[0].why})" if reading.factors else ""
     return f"made no attention call that the tape knows{seen}; covered: {COVERED}"
 

@@ -93,7 +93,8 @@ class Tag:
     function, softmax or elementwise, that made weights of scores. factors: the two activations whose elementwise
     product it is. unshifted: what it was before the largest of each row was taken off. depth: the largest number of
     attention calls in a row on the way to it. passed: the attention calls on the way to it, a bit for each. unclear:
-    the product of two activations from which it came, if nothing showed whether that makes scores.
+    the product of two activations from which it came, if nothing showed whether that makes scores. counted: of whole
+    numbers and truth values, what they would be as numbers of the activations that they were made of.
     """
 
     kind: Kind
@@ -111,6 +112,7 @@ class Tag:
     depth: int = 0
     passed: int = 0
     unclear: Call | None = None
+    counted: "Tag | None" = None
     version: int = 0
 
     @property

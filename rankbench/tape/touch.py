@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from rankbench.config.keys import ConfigError
 from rankbench.tape.reading import Lead
 
 LEAK = 0.01  # of the largest change along an axis: smaller ones come through scales of norms
@@ -19,11 +20,12 @@ ROUNDING = 100  # roundings of a state's largest number below which two passes c
 
 class Way(NamedTuple):
     """How inputs are touched: by how many standard deviations, 0 for not at all; in which inputs of tokens one is
-    exchanged for another; whether at one of the first tokens."""
+    exchanged for another; whether at one of the first tokens; whether at all numbers along the last of three axes."""
 
     scale: float
     exchanged: frozenset[int] = frozenset()
     early: bool = False
+    rows: bool = False
 
 
 class Mark(NamedTuple):
@@ -182,6 +184,42 @@ def is_spread(new: Tensor, old: Tensor) -> bool:
     return all(touched) and sum(is_partly(at, size) for at, size in zip(touched, new.shape, strict=True)) < 2
 
 
+def compared_alike(new: Tensor, old: Tensor) -> tuple[Tensor, Tensor]:
+    """Both, with the numbers of each leading index in units of their own size: heads of small values show the touch."""
+    size = old.nan_to_num().abs().flatten(-2).amax(-1)[..., None, None]
+    size = size.where(size > 0, 1)
+    return new / size, old / size
+
+
+def touched_in_part(q: Tensor, q0: Tensor) -> dict[int, list[int]]:
+    """The touched indices along each leading axis that is touched in part; not where all others are zero."""
+    new, old = compared_alike(q, q0)
+    found = {}
+    for axis, size in enumerate(q.shape[:-2]):
+        at = touched_at(new, old, axis)
+        others = [index for index in range(size) if index not in at]
+        if is_partly(at, size) and q0.movedim(axis, 0)[others].any():
+            found[axis] = at
+    return found
+
+
+def touched_leads(v: Tensor, v0: Tensor, p: Tensor, p0: Tensor) -> Tensor:
+    """The leading indices of P where values or weights are touched. Where all values are zero, as of a pruned head,
+    the touch is where it is at the other indices of the axis."""
+    moved = (p - p0).abs().nan_to_num().flatten(-2).amax(-1)
+    leads = leads_of(changed_numbers(*compared_alike(v, v0)), p) | (moved > LEAK * moved.max()) & (moved > 0)
+    zeros = is_zero(v, v0, p)
+    for axis in range(leads.dim()) if leads.dim() > 1 else ():
+        if (along(leads, axis) | ~along(~zeros, axis)).all():
+            leads = leads | leads.any(axis, keepdim=True) & zeros
+    return leads
+
+
+def is_zero(v: Tensor, v0: Tensor, p: Tensor) -> Tensor:
+    """The leading indices of P whose values are all zero."""
+    return ~leads_of((v != 0) | (v0 != 0), p)
+
+
 def leads_of(changed: Tensor, p: Tensor) -> Tensor:
     """The leading indices of P whose values are touched."""
     leads, wanted = changed.flatten(-2).any(-1), p.shape[:-2]
@@ -200,6 +238,17 @@ def moves_with(p: Tensor, p0: Tensor, leads: Tensor) -> bool:
     return (moved > 1e-6 * moved.max())[leads].double().mean().item() > 0.5
 
 
+def paired_rows(p: Tensor, p0: Tensor, at: Sequence[int]) -> list[int]:
+    """The rows of P that change with the touch, if weights depend on the tokens of their query and of their key: in
+    these rows and in the columns of the touched keys they change, and nowhere else. Else none."""
+    changed = changed_numbers(p, p0).flatten(0, -3).any(0) if p.dim() > 2 else changed_numbers(p, p0)
+    others = [key for key in range(p.shape[-1]) if key not in at]
+    rows = changed[:, others].any(1).nonzero()[:, 0].tolist()
+    columns = [query for query in range(p.shape[-2]) if query not in rows]
+    is_cross = at and rows and columns and others and changed[columns][:, list(at)].any()
+    return rows if is_cross and is_partly(rows, p.shape[-2]) else []
+
+
 def of_all_heads(leads: Tensor, sequence: tuple[int, int]) -> Tensor:
     """The touched leading indices of weights of one query, as if all heads saw the touch, which may choose other keys.
     sequence: which of how many is touched. Of the other axes the longest is that of the queries."""
@@ -215,18 +264,19 @@ def of_all_heads(leads: Tensor, sequence: tuple[int, int]) -> Tensor:
 
 
 def lead_of(
-    changed: Tensor, v: Tensor, p: Tensor, leads: Tensor, at: Sequence[int], of_blocks: Container[int] = ()
+    changed: Tensor, zeros: Tensor, p: Tensor, leads: Tensor, at: Sequence[int], of_blocks: Container[int] | None
 ) -> Lead:
-    """The roles of the axes of P in front of its queries. of_blocks: axes along which queries are touched in part."""
-    shape = p.shape[:-2]
+    """The roles of the axes of P in front of its queries. zeros: where all values are zero. of_blocks: axes along which
+    queries are touched in part; None: not known."""
+    shape, is_told, of_blocks = p.shape[:-2], of_blocks is not None, of_blocks or ()
     if not shape:
         return Lead(1)
-    if not at or len(at) == v.shape[-2]:
+    if not at or len(at) == p.shape[-1]:
         others = [axis for axis, size in enumerate(shape) if of_blocks and size > 1 and axis not in of_blocks]
         axes = tuple(others) or ((len(shape) - 1,) if len(shape) > 1 else ())
         return Lead(math.prod(shape[axis] for axis in axes), axes)
     whole = [axis for axis, size in enumerate(shape) if size > 1 and along(leads, axis).all() and axis not in of_blocks]
-    if changed.dim() == p.dim():
+    if changed.dim() == p.dim() and not is_told:  # heads of shifted values are none
         whole = [axis for axis in whole if not _slides(changed, axis)]
     if len(shape) > 1:
         heads = math.prod(shape[axis] for axis in whole)
@@ -235,11 +285,21 @@ def lead_of(
         if not whole:  # one head, in an axis of its own
             whole = [len(shape) - 1] if shape[-1] == 1 else []
         return Lead(heads, tuple(whole))
-    of_key = max(int(of_groups(changed.any(-1)[..., index], p).sum()) for index in at)
-    if of_key in (1, shape[0]):
-        return Lead(of_key, (0,) if of_key > 1 else ())
-    first, *_, last = of_groups(changed.any(-1)[..., at[0]], p).nonzero()[:, 0].tolist()
-    return Lead(of_key, (), "inside" if last - first == of_key - 1 else "outside")
+    if len(at) == 1:
+        one = leads
+    else:
+        one = max((of_groups(changed.any(-1)[..., index], p) for index in at), key=lambda of_key: int(of_key.sum()))
+    # pruned heads, as many in every sequence, do not show the touch
+    heads, rest = divmod(int((one & ~zeros).sum()) * shape[0], max(1, int((~zeros).sum())))
+    if heads in (1, shape[0]) and not rest:
+        return Lead(heads, (0,) if heads > 1 else ())
+    if not heads or rest or shape[0] % heads:
+        raise ConfigError(
+            f"P of shape {tuple(p.shape)}: the touch of one token reaches {int(one.sum())} of its {shape[0]} rows of "
+            "heads and sequences, which do not divide them; give the heads an axis of their own"
+        )
+    first, last = (one.nonzero()[end, 0].item() for end in (0, -1))
+    return Lead(heads, (), "inside" if first // heads == last // heads else "outside")
 
 
 def _slides(changed: Tensor, axis: int) -> bool:

@@ -32,8 +32,9 @@ class Touching(Plain):
             self.marks.append(None)
             if not x.numel() or not x.dim():
                 continue
-            if x.is_floating_point() and not is_mask(x):
+            if x.is_floating_point() and not is_mask(x) and len(self.marks) - 1 not in self.way.exchanged:
                 at = place_of(x.shape, number, self.way.early)
+                at = at[:2] if self.way.rows and x.dim() == 3 else at
                 self._touch(x, at)
                 self.marks[-1] = self.marked(len(self.marks) - 1, x.shape, at, True)
             elif len(self.marks) - 1 in self.way.exchanged:

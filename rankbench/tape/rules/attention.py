@@ -137,6 +137,7 @@ def _multi_head(seen: Seen) -> list[Tag] | None:
     refuse_dropout(seen, at["dropout_p"] if at["training"] else 0.0)
     refused = ("bias_k", "bias_v", "static_k", "static_v")
     if any(at[name] is not None for name in refused) or at["add_zero_attn"]:
+        seen.recorder.uncovered.append(seen.call)
         return None
     query, key, value = _kept(seen, at["query"], at["key"], at["value"])
     heads, width = at["num_heads"], query.shape[-1]

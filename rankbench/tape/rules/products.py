@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rankbench.config.keys import ConfigError
+from rankbench.tape.calls import tensors_in
 from rankbench.tape.recording import Product, Seen
 from rankbench.tape.replay import Call
 from rankbench.tape.rules.attention import weighted_values
@@ -22,6 +23,8 @@ from rankbench.tape.rules.registry import RULES, rule, unchanged
 from rankbench.tape.steps import Affine, Scaled
 from rankbench.tape.tags import Kind, Level, Origin, Role, Scores, Tag, Verdict, Weighted, combined
 
+KERNELS = [name for name in dir(torch) if name.startswith("_scaled_dot_product")]  # torch's own, behind its function
+
 
 @rule("mul")
 def _mul(seen: Seen) -> Tag | None:
@@ -30,14 +33,19 @@ def _mul(seen: Seen) -> Tag | None:
     for tag, x, other in ((left, b, right), (right, a, left)):
         if tag.opaque is not None and isinstance(x, Tensor) and other.kind == Kind.CONSTANT and not x.any():
             return Tag(Kind.CONSTANT)  # a scan's state before the first token
-    # the less linear side is frozen; if both are alike, the left
-    if left.has_paths and not (right.has_paths and left.level >= right.level):
+    # the less linear side is frozen; if both are alike, that of fewer attention calls, or of fewer numbers, or the left
+    if left.has_paths and not (right.has_paths and _order(left, a) >= _order(right, b)):
         tag = _scaled(seen, a, b, "right factor")
     else:
         tag = _scaled(seen, b, a, "left factor")
     if left.kind == right.kind == Kind.ACTIVATION:
         tag.factors = a, b
     return tag
+
+
+def _order(tag: Tag, x: Tensor) -> tuple[int, int, int]:
+    """The side of a product for which it is larger is frozen."""
+    return tag.level, -tag.depth, -x.numel()
 
 
 LINEAR_SUM: Callable[[Seen], Any] = RULES["sum"]
@@ -153,6 +161,13 @@ def _addmm(seen: Seen) -> Tag | None:
     return _affine(seen, a, b.mT if alpha == 1 else alpha * b.mT, c if beta == 1 else beta * c)
 
 
+@rule("tensordot", "linalg_multi_dot", "chain_matmul", "operator", *KERNELS)
+def uncovered(seen: Seen) -> None:
+    """A call that no rule covers. Of two activations it may be attention, and the module is refused."""
+    if sum(seen.tag(x).kind == Kind.ACTIVATION for x in tensors_in(seen.args) + tensors_in(seen.kwargs)) > 1:
+        seen.recorder.uncovered.append(seen.call)
+
+
 @rule("einsum")
 def _einsum(seen: Seen) -> Tag | None:
     equation, *operands = seen.args
@@ -163,7 +178,7 @@ def _einsum(seen: Seen) -> Tag | None:
     if len(operands) == 1:
         return through(seen, operands, lambda x: torch.einsum(equation, x))
     if len(operands) != 2:
-        return None
+        return uncovered(seen)
     multiply, terms = partial(torch.einsum, equation), letters_of(equation, operands[0].ndim, operands[1].ndim)
     a, b = operands
     if terms is None:

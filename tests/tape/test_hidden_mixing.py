@@ -1,0 +1,307 @@
+"""Attention that was once let in and not seen, or whose heads were miscounted: right against every path, or refused.
+
+Shapes: B sequence, N token, M key token, D width, H head, K head width.
+"""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from every_path import NO_PATH, ROUNDING, by_length, every_path
+from networks_of_others import (
+    MLP,
+    Attention,
+    B,
+    D,
+    H,
+    N,
+    Sequence,
+    by_kernel,
+    drawn,
+    heads_of,
+    joined,
+    states,
+    written_out,
+)
+from torch import nn
+
+from rankbench.config.keys import ConfigError
+from rankbench.tape import record
+
+TWO = [1, 4, 4]  # layers of two heads
+
+
+def scores_of(q, k):
+    return q @ k.mT / q.shape[-1] ** 0.5
+
+
+def distances(q, k):
+    return (q[..., :, None, :] - k[..., None, :, :]).square().sum(-1)
+
+
+class Weighted(Attention):
+    """Attention whose P is made of queries and keys."""
+
+    def __init__(self, weights):
+        super().__init__(lambda q, k, v, _: weights(q, k) @ v)
+
+
+# --- weights that no softmax of a product made ------------------------------------------------------------------------
+
+# P, and the function whose results `Held` holds
+WEIGHTS = {
+    "the largest score": (lambda q, k: F.one_hot(scores_of(q, k).argmax(-1), N).to(q.dtype), "one_hot"),
+    "scores above 0": (lambda q, k: (scores_of(q, k) > 0).to(q.dtype) / N, "gt"),
+    "whole numbers": (lambda q, k: (127 * scores_of(q, k).sigmoid()).to(torch.int8).to(q.dtype) / N / 127, "sigmoid"),
+    "sigmoid of distances": (lambda q, k: (1 - distances(q, k)).sigmoid() / N, "sigmoid"),
+    "exponentials of distances": (lambda q, k: (-0.1 * distances(q, k)).exp() / N, "exp"),
+}
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_weights_without_a_softmax_are_weights(name):
+    weights, p = WEIGHTS[name]
+    module, x = drawn(Sequence(Weighted(weights), MLP(), Weighted(weights))), states()
+    wanted_KBND, counts = by_length(every_path(module, {"x": x}, p))
+    tape = record(module, x=x)
+    assert counts == TWO == tape.paths().by_length
+    sums = tape.sums()
+    for got_BND, wanted_BND in zip(sums.by_length_KBND, wanted_KBND, strict=True):
+        assert (got_BND - wanted_BND).norm() < ROUNDING * wanted_BND.norm()
+    assert sums.remainder < NO_PATH
+
+
+@pytest.mark.parametrize("weights", [WEIGHTS["the largest score"][0], WEIGHTS["sigmoid of distances"][0]])
+def test_they_are_weights_between_layers_of_softmax_attention(weights):
+    module = drawn(Sequence(Attention(written_out), Weighted(weights), Attention(by_kernel)))
+    assert record(module, x=states()).paths().by_length == [1, 6, 12, 8]
+
+
+# --- heads that the touch hardly reaches ------------------------------------------------------------------------------
+
+
+def flattened(q, k, v, _):
+    return (torch.bmm(*(x.flatten(0, 1) for x in (q, k.mT))).softmax(-1) @ v.flatten(0, 1)).view_as(v)
+
+
+@pytest.mark.parametrize("mix", [written_out, by_kernel, flattened])
+@pytest.mark.parametrize("maps", ["v", "qk", "qkv"])
+@pytest.mark.parametrize("pruned", [[0], [1, 3], [1, 2, 3]])
+@pytest.mark.parametrize("factor", [0.0, 1e-3])
+def test_pruned_and_weak_heads_are_heads(mix, maps, pruned, factor):
+    module = drawn(Sequence(*(Attention(mix, heads=4) for _ in range(2))))
+    for layer in module.parts:
+        for name in maps:
+            for parameter in getattr(layer, name).parameters():
+                parameter.unflatten(0, (4, -1))[pruned] *= factor
+    tape = record(module, x=states())
+    assert tape.paths().by_length == [1, 8, 16]
+    assert [call.lead.heads for call in tape.reading.calls] == [4, 4]
+
+
+class OfSlices(nn.Module):
+    """Each head reads its own slice of the state, without a norm in front."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(D // H, D // H) for _ in range(3))
+
+    def forward(self, x):
+        x = heads_of(x)
+        return joined(written_out(self.q(x), self.k(x), self.v(x), None))
+
+
+class ShiftedValues(Attention):
+    """The values of one head are those of the token before."""
+
+    def forward(self, x):
+        q, k, v = (heads_of(part(x)) for part in (self.q, self.k, self.v))
+        v = torch.cat([v[:, :1], F.pad(v[:, 1:], (0, 0, 1, -1))], 1)
+        return self.out(joined(self.mix(q, k, v, None)))
+
+
+class Residual(nn.Sequential):
+    def forward(self, x):
+        for part in self:
+            x = x + part(x)
+        return x
+
+
+@pytest.mark.parametrize("part", [OfSlices, lambda: ShiftedValues(written_out), lambda: ShiftedValues(by_kernel)])
+def test_heads_of_their_own_features_or_tokens_are_heads(part):
+    assert record(drawn(Residual(part(), part())), states()).paths().by_length == TWO
+
+
+class ByDistance(nn.Module):
+    """A module for each head, whose P is that of distances while queries are zero."""
+
+    def __init__(self):
+        super().__init__()
+        self.heads = nn.ModuleList(nn.ModuleDict({x: nn.Linear(D, D // H) for x in "qkv"}) for _ in range(H))
+
+    def forward(self, x):
+        here = torch.arange(x.shape[1])
+        bias = -0.5 * (here[:, None] - here).abs()
+        each = ((part["q"](x), part["k"](x), part["v"](x)) for part in self.heads)
+        return torch.cat([(q @ k.mT + bias).softmax(-1) @ v for q, k, v in each], -1)
+
+
+def test_fresh_heads_of_equal_weights_are_apart():
+    module = drawn(Residual(ByDistance(), ByDistance()))
+    for layer in module:
+        for part in layer.heads:
+            part["q"].weight.zero_()
+            part["q"].bias.zero_()
+    assert record(module, states()).paths().by_length == TWO
+
+
+# --- inputs that no small change reaches ------------------------------------------------------------------------------
+
+
+class Read(nn.Module):
+    """Attention behind a function of the inputs."""
+
+    def __init__(self, read, mix):
+        super().__init__()
+        self.read, self.map, self.table = read, nn.Linear(4, D), nn.Embedding(20, D)
+        self.body = Sequence(Attention(mix), MLP(), Attention(mix))
+
+    def forward(self, x):
+        return self.body(self.read(self, x))
+
+
+def integers(*shape, most=20):
+    return torch.randint(most, shape, generator=torch.Generator().manual_seed(0))
+
+
+INPUTS = {
+    "one-hot floats": (lambda m, x: m.map(x), F.one_hot(integers(B, N, most=4), 4).double()),
+    "pixels": (lambda m, x: m.map(x.double() / 255), integers(B, N, 4, most=255).to(torch.uint8)),
+    "truth values": (lambda m, x: m.map(x.double()), integers(B, N, 4, most=2).bool()),
+    "four codes of a token": (lambda m, x: sum(m.table(codes) for codes in x.unbind(-1)), integers(B, N, 4)),
+    "tokens as floats": (lambda m, x: m.table(x.long()), integers(B, N).double()),
+}
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_inputs_are_exchanged_where_no_touch_arrives(name):
+    read, x = INPUTS[name]
+    tape = record(drawn(Read(read, flattened)), x)
+    assert tape.paths().by_length == TWO
+    assert all(call.is_sure for call in tape.reading.calls)
+
+
+# --- gates ------------------------------------------------------------------------------------------------------------
+
+
+class LinearGate(Attention):
+    """P v times a map of the state, on either side."""
+
+    def __init__(self, is_last):
+        super().__init__(by_kernel)
+        self.gate, self.is_last = nn.Linear(D, D), is_last
+
+    def forward(self, x):
+        y, gate = joined(self.mix(*(heads_of(part(x)) for part in (self.q, self.k, self.v)), None)), self.gate(x)
+        return self.out(y * gate if self.is_last else gate * y)
+
+
+def test_a_gate_is_frozen_on_either_side():
+    one, other = (drawn(Sequence(LinearGate(is_last), LinearGate(is_last))) for is_last in (True, False))
+    tape, same = record(one, states()), record(other, states())
+    assert tape.paths().by_length == TWO == same.paths().by_length
+    for got_BND, wanted_BND in zip(tape.sums().by_length_KBND, same.sums().by_length_KBND, strict=True):
+        torch.testing.assert_close(got_BND, wanted_BND)
+
+
+# --- refused ----------------------------------------------------------------------------------------------------------
+
+
+def by_a_script(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return (q @ k.transpose(-2, -1)).softmax(-1) @ v
+
+
+def scripted():
+    function = torch.jit.script(by_a_script)
+    return Attention(lambda q, k, v, _: function(q, k, v))
+
+
+def by_numpy(q, k, v, _):
+    q, k, v = (x.numpy() for x in (q, k, v))
+    powers = np.exp(q @ k.swapaxes(-2, -1))
+    return torch.from_numpy(powers / powers.sum(-1, keepdims=True) @ v)
+
+
+def in_segments(q, k, v, _):
+    parts = zip(*(x.split([2, N - 2], 2) for x in (q, k, v)), strict=True)
+    return torch.cat([by_kernel(*part, None) for part in parts], 2)
+
+
+def in_blocks_of_keys(q, k, v, _):
+    p = scores_of(q, k).softmax(-1)
+    return sum(some @ values for some, values in zip(p.split(3, -1), v.split(3, 2), strict=True))
+
+
+class Folded(nn.Module):
+    """Heads that share keys stand among the queries."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v = nn.Linear(D, D), nn.Linear(D, D // H), nn.Linear(D, D // H)
+
+    def forward(self, x):
+        q = self.q(x).view(B, N * H, -1)
+        return written_out(q, self.k(x), self.v(x), None).view(x.shape)
+
+
+class WithABias(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(D, H, batch_first=True, add_bias_kv=True)
+
+    def forward(self, x):
+        return self.attention(x, x, x)[0]
+
+
+def by_tensordot(q, k, v, _):
+    each = zip(*(x.flatten(0, 1) for x in (scores_of(q, k).softmax(-1), v)), strict=True)
+    return torch.stack([torch.tensordot(p, values, dims=1) for p, values in each]).view_as(v)
+
+
+def by_one_einsum(q, k, v, _):
+    return torch.einsum("bhnd,bhmd,bhme->bhne", q, k, v) / N
+
+
+@torch.library.custom_op("rankbench_tests::attention", mutates_args=())
+def by_an_operator(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return scores_of(q, k).softmax(-1) @ v
+
+
+def by_a_private_kernel(q, k, v, _):
+    return torch._scaled_dot_product_attention_math(q, k, v)[0]
+
+
+REFUSED = {
+    "tensordot": (lambda: Attention(by_tensordot), "tensordot .*is not covered, and may be attention"),
+    "an einsum of three": (lambda: Attention(by_one_einsum), "einsum .*is not covered, and may be attention"),
+    "an operator": (
+        lambda: Attention(lambda q, k, v, _: by_an_operator(q, k, v)),
+        "is not covered, and may be attention",
+    ),
+    "torch's own kernel": (lambda: Attention(by_a_private_kernel), "is not covered, and may be attention"),
+    "TorchScript": (scripted, "no recorded call made"),
+    "numpy": (lambda: Attention(by_numpy), "no recorded call made"),
+    "segments of unequal length": (lambda: Attention(in_segments), "written as a loop"),
+    "blocks of keys": (lambda: Attention(in_blocks_of_keys), "one softmax in blocks of keys"),
+    "heads among the queries": (Folded, "2 queries for each token"),
+    "a bias of keys": (WithABias, "bias_k, bias_v"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+def test_what_hides_attention_in_the_first_layer_is_refused(name):
+    build, message = REFUSED[name]
+    with pytest.raises(ConfigError, match=message) as refusal:
+        record(drawn(Sequence(build(), MLP(), Attention(by_kernel))), states())
+    assert "\n" not in str(refusal.value)
