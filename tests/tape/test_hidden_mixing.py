@@ -281,6 +281,18 @@ def by_a_private_kernel(q, k, v, _):
     return torch._scaled_dot_product_attention_math(q, k, v)[0]
 
 
+class Quantised(Attention):
+    """Each state is replaced by a row of a table."""
+
+    def __init__(self):
+        super().__init__(by_kernel)
+        self.table = nn.Embedding(12, D)
+
+    def forward(self, x):
+        x = x + super().forward(x)
+        return self.table((x[..., None, :] - self.table.weight).square().sum(-1).argmin(-1))
+
+
 REFUSED = {
     "tensordot": (lambda: Attention(by_tensordot), "tensordot .*is not covered, and may be attention"),
     "an einsum of three": (lambda: Attention(by_one_einsum), "einsum .*is not covered, and may be attention"),
@@ -305,3 +317,8 @@ def test_what_hides_attention_in_the_first_layer_is_refused(name):
     with pytest.raises(ConfigError, match=message) as refusal:
         record(drawn(Sequence(build(), MLP(), Attention(by_kernel))), states())
     assert "\n" not in str(refusal.value)
+
+
+def test_codes_of_states_pass_no_paths():
+    with pytest.raises(ConfigError, match=r"argmin in parts\.0: not covered"):
+        record(drawn(Sequence(Quantised(), MLP(), Attention(by_kernel))), states()).paths()

@@ -153,6 +153,8 @@ rule(*LIKE)(lambda seen: Tag(Kind.CONSTANT))
 def _embedding(seen: Seen) -> Tag | None:
     if seen.tag(seen.get(1, "weight")).has_paths:
         return None
+    if (of_states := seen.tag(seen.get(0, "input")).counted) is not None:  # codes, as a quantiser's
+        return seen.value_only([of_states])
     return seen.recorder.embedded(seen)
 
 
