@@ -94,8 +94,8 @@ class Touched(Touching):
             verdict = self._attention(product, old, key, product.by_tags.side)
         elif not product.is_kernel:  # weights on the right that no softmax made
             for side, tensor in enumerate(product.tensors[:2]):
-                made_of_scores = self.tag(tensor).mixes or self.way.scale > 0
-                if verdict is None and product.sides[side] is not None and made_of_scores:
+                may_mix = self.tag(tensor).mixes or self.way.scale > 0  # which the touch shows
+                if verdict is None and product.sides[side] is not None and may_mix:
                     verdict = self._attention(product, old, key, side, only_sure=True)
         if verdict is None:
             is_softmax = self._is_softmax(product)  # a router's weights, say

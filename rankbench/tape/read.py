@@ -63,6 +63,7 @@ def read(
     _check_alike(module, touched)
     _check_blocks(touched)
     _check_loops(touched)
+    _check_folded_heads(touched)
     _check_parts_of_keys(touched)
     names = [_name(path) for path, x in tree_flatten_with_path((args, kwargs))[0] if isinstance(x, Tensor)]
     inputs = tuple(
@@ -84,45 +85,46 @@ def _touch(
 ) -> tuple[Touched, Results, Results]:
     """The touched pass, its results, and those of a pass in which the touch spreads as the network spreads it. Where it
     does not arrive at an attention call, the touched token may be padding that the module leaves out: then one at the
-    other end is touched."""
+    other end is touched. Where P has more rows than heads of all sequences, all numbers of a token are."""
+
+    def touched_in(way: Way) -> tuple[Touched, Results, Results]:
+        spreading = Touching(module, submodule, way)
+        spread = _results(spreading, spreading.passed(args, kwargs)) if way.scale else plain_results
+        touched = Touched(module, submodule, plain, way, _sequences(plain, spreading, plain_results, spread))
+        return touched, _results(touched, touched.passed(args, kwargs)), spread
+
     ways = [Way(TOUCH), Way(TOUCH / 100), Way(0.0)]  # 0: what the tags say
     best, most = None, -1
     while ways:
         way = ways.pop(0)
         try:
-            spreading = Touching(module, submodule, way)
-            spread = _results(spreading, spreading.passed(args, kwargs)) if way.scale else plain_results
-            touched = Touched(module, submodule, plain, way, _sequences(plain, spreading, plain_results, spread))
-            results = _results(touched, touched.passed(args, kwargs))
+            passes = touched_in(way)
         except Changed:
             if best is not None:
                 break
             continue
+        touched = passes[0]
         if touched.unseen and not way.exchanged:
             ways[:0] = [way._replace(exchanged=touched.unseen), way._replace(exchanged=frozenset({-1}))]  # as before
             continue
         arrived = sum(bool(call.touched) for call in touched.calls)
         if arrived > most:
-            best, most = (touched, results, spread), arrived
+            best, most = passes, arrived
         if arrived == len(touched.calls) or (way.early and (most or way.exchanged)) or not way.scale:
             break
         if not way.early:
             ways.insert(0, way._replace(early=True))
-        if not arrived and not way.exchanged and not way.early:  # pixels, one-hot floats, numbers that are rounded
-            ways.insert(1, Way(way.scale, frozenset(range(len(touched.marks)))))
+            if not arrived and not way.exchanged:  # pixels, one-hot floats, numbers that are rounded
+                ways.insert(1, Way(way.scale, frozenset(range(len(touched.marks)))))
     assert best is not None  # without a touch nothing changes
-    if best[0].way.scale and any(map(best[0].leaves_rows, best[0].calls)):  # of windows, or of heads that it missed
-        spreading = Touching(module, submodule, best[0].way._replace(rows=True))
-        try:
-            spread = _results(spreading, spreading.passed(args, kwargs))
-            sequences = _sequences(plain, spreading, plain_results, spread)
-            touched = Touched(module, submodule, plain, spreading.way, sequences)
-            results = _results(touched, touched.passed(args, kwargs))
-        except (Changed, ConfigError):
-            return best
-        if _where(touched) == _where(best[0]):  # the same tokens
-            best = touched, results, spread
-    return best
+    touched = best[0]
+    if not touched.way.scale or not any(map(touched.leaves_rows, touched.calls)):
+        return best
+    try:  # P has windows, or heads that the touch of one number missed
+        passes = touched_in(touched.way._replace(rows=True))
+    except (Changed, ConfigError):
+        return best
+    return passes if _where(passes[0]) == _where(touched) else best  # the same tokens
 
 
 def _where(touched: Touched) -> list[tuple]:
@@ -187,14 +189,9 @@ def _check_loops(touched: Touched) -> None:
             )
 
 
-def _check_parts_of_keys(touched: Touched) -> None:
-    """ConfigError for rows of P that are cut into blocks of keys, each with a call of its own; and for heads that stand
-    among the queries of one call."""
-    parts: dict[tuple, list[ReadCall]] = {}
+def _check_folded_heads(touched: Touched) -> None:
+    """ConfigError for heads that stand among the queries of a call."""
     for call in touched.calls:
-        if call.kind == "softmax" and call.row_sum < 0.99:
-            place = call.call.module, call.call.function, call.depth, call.shape[:-1]
-            parts.setdefault(place, []).append(call)
         number, queries = call.num_queries // call.num_keys, call.touched_queries or ()
         if number > 1 == len(call.touched) and len(queries) == number and call.num_queries % call.num_keys == 0:
             steps = {after - before for before, after in itertools.pairwise(queries)}
@@ -203,6 +200,15 @@ def _check_parts_of_keys(touched: Touched) -> None:
                     f"{call.call}: P of shape {call.shape} has {number} queries for each token, as where heads that "
                     "share keys are folded into the queries; give heads an axis of their own"
                 )
+
+
+def _check_parts_of_keys(touched: Touched) -> None:
+    """ConfigError for rows of P that are cut into blocks of keys, each with a call of its own."""
+    parts: dict[tuple, list[ReadCall]] = {}
+    for call in touched.calls:
+        if call.kind == "softmax" and call.row_sum < 0.99:
+            place = call.call.module, call.call.function, call.depth, call.shape[:-1]
+            parts.setdefault(place, []).append(call)
     for calls in parts.values():
         if len(calls) > 1 and abs(sum(call.row_sum for call in calls) - 1) < 0.01:
             raise ConfigError(
