@@ -19,7 +19,6 @@ from rankbench.config.schema import TrainConfig
 from rankbench.model.attention import visible_keys
 from rankbench.model.contraction import inverse_phi
 from rankbench.model.dropout import largest_kept_bits
-from rankbench.model.linear import LinearMap
 from rankbench.model.norm import Norm
 from rankbench.model.sublayers import AnySublayer, MlpSublayer
 from rankbench.model.transformer import Transformer, sinusoidal_positions
@@ -40,14 +39,12 @@ EPSILON = 1e-8  # torch's, of Adam
 
 # The values of the keys with which a network is covered.
 COVERED: dict[str, list] = {"kind": ["transformer"], "attention": ["dot", "l2", "contractive_l2"]}
-COVERED |= {"value_width": [None], "kv_groups": [None], "latent_width": [None], "head_reduction": ["sum"]}
-COVERED |= {"exclusive": [False]}
+COVERED |= {"kv_groups": [None], "latent_width": [None], "exclusive": [False]}
 COVERED |= {"mix_attention": [1.0], "mix_identity": [0.0], "mix_uniform": [0.0], "weight_norm": ["none"]}
 COVERED |= {"value_residual": [0.0], "embedding_skip": [0.0], "hyper_connections": ["none"]}
-COVERED |= {"norm_kind": ["layernorm", "rmsnorm"], "read_in": ["linear"], "read_out": ["linear"]}
 COVERED |= {"positions": ["none", "learned", "sinusoidal"]}
 RULES, GRADIENTS = {"sgd": 1, "adam": 2, "adamw": 3}, 0  # the latter: another optimiser moves the weights
-NORMS = {"layernorm": 1, "rmsnorm": 2}
+NORMS = {"layernorm": 1, "rmsnorm": 2, "l2norm": 3}
 
 
 def uncovered(cfg: TrainConfig, task: Task, machine: Machine) -> str | None:
@@ -55,7 +52,8 @@ def uncovered(cfg: TrainConfig, task: Task, machine: Machine) -> str | None:
     for key, values in COVERED.items():
         if (value := getattr(cfg.model, key)) not in values:
             return f"model.{key}={value}"
-    hidden, inner = round(cfg.model.mlp_ratio * cfg.model.width), 3 * cfg.model.heads * head_width(cfg.model)
+    hidden = round(cfg.model.mlp_ratio * cfg.model.width)
+    inner = cfg.model.heads * (2 * head_width(cfg.model) + value_width(cfg.model))
     for is_other, name in (
         (machine.device.type != "cpu", f"device={machine.device.type}"),
         (machine.precision == "bf16", "precision=bf16"),
@@ -76,7 +74,12 @@ def library_for(cfg: TrainConfig, task: Task, machine: Machine, length: int | No
         raise NoLibraryError(f"it does not cover {reason}")
     model = cfg.model
     sizes = {"REAL": _real(machine), "WIDTH": model.width, "HEADS": model.heads}
-    sizes |= {"HEAD_WIDTH": head_width(model), "SHARED": int(model.tied_qk), "OUTPUTS": task.num_outputs}
+    sizes |= {
+        "HEAD_WIDTH": head_width(model),
+        "VALUE_WIDTH": value_width(model),
+        "SHARED": int(model.tied_qk),
+        "OUTPUTS": task.num_outputs,
+    }
     sizes |= {} if length is None else {"TOKENS": length}
     sizes |= {"HIDDEN": max(1, round(model.mlp_ratio * model.width))}
     compiled = library(SOURCE, sizes)
@@ -92,6 +95,11 @@ def usual_length(task: Task) -> int | None:
 def head_width(model: ModelConfig) -> int:
     """Width of a head's queries and keys."""
     return model.head_width or model.width // model.heads
+
+
+def value_width(model: ModelConfig) -> int:
+    """Width of a head's values."""
+    return model.value_width or head_width(model)
 
 
 def _real(machine: Machine) -> str:
@@ -116,9 +124,9 @@ class _Network(ctypes.Structure):
     _fields_ = [("num_weights", ctypes.c_int64), ("num_sublayers", ctypes.c_int64)]
     _fields_ += [("sublayers", ctypes.POINTER(_Sublayer))]
     _fields_ += [(name, ctypes.c_int64) for name in ("reads_tokens", "num_inputs", "scores_classes", "is_padded")]
-    _fields_ += [("read_in", _Affine), ("read_out", _Affine), ("position", ctypes.c_int64)]
+    _fields_ += [(name, _Affine) for name in ("read_in", "read_in_down", "read_out")] + [("position", ctypes.c_int64)]
     _fields_ += [("sines_ND", ctypes.c_void_p), ("embedding", _Norm), ("last", _Norm)]
-    _fields_ += [("score_scale", ctypes.c_double), ("is_l2", ctypes.c_int64)]
+    _fields_ += [("score_scale", ctypes.c_double), ("share", ctypes.c_double), ("is_l2", ctypes.c_int64)]
     _fields_ += [("contraction", ctypes.c_double), ("inverses", ctypes.c_void_p), ("hidden_NM", ctypes.c_void_p)]
     _fields_ += [("is_relu", ctypes.c_int64)]
 
@@ -161,6 +169,7 @@ class FusedStep:
         if cfg.positions == "sinusoidal":
             sines_ND = sinusoidal_positions(task.length, cfg.width).to(self.machine.dtype)
         sublayers = (_Sublayer * len(model.sublayers))(*map(self._sublayer, model.sublayers))
+        read_in = model.read_in if cfg.read_in == "mlp" else (model.read_in, nn.Identity())
         inverses = None
         if cfg.attention == "contractive_l2":
             numbers = range(1, task.length + 1)
@@ -175,13 +184,15 @@ class FusedStep:
             num_inputs=task.num_inputs,
             scores_classes=task.target_kind == "classes",
             is_padded=task.padded,
-            read_in=self._affine(model.read_in),
+            read_in=self._affine(read_in[0]),
+            read_in_down=self._affine(read_in[-1]),
             read_out=self._affine(model.read_out),
             position=self._place(None if model.position is None else model.position.weight),
             sines_ND=_address(sines_ND),
             embedding=self._norm(model.embedding_norm),
             last=self._norm(model.last_norm),
             score_scale=(2 if attention.is_l2 else 1) * attention.head_width**-0.5 / attention.temperature,
+            share=attention.mix["attention"] if inverses is None else 1.0,  # it is a factor of the bound, too
             is_l2=attention.is_l2,
             contraction=0.0 if inverses is None else attention.contraction,
             inverses=_address(inverses),
@@ -201,7 +212,9 @@ class FusedStep:
     def _place(self, parameter: Tensor | None) -> int:
         return -1 if parameter is None else self.places[self._names[id(parameter)]][0]
 
-    def _affine(self, part: LinearMap | nn.Embedding) -> _Affine:
+    def _affine(self, part: Any) -> _Affine:
+        if next(part.parameters(), None) is None:
+            return _Affine(-1, -1)
         return _Affine(self._place(part.weight), self._place(getattr(part, "bias", None)))
 
     def _norm(self, norm: Norm | None) -> _Norm:

@@ -15,11 +15,11 @@ struct Network {
     const Sublayer* sublayers;
     long reads_tokens, num_inputs, scores_classes;
     long is_padded;  // whether a sequence can end in absent tokens, which are negative
-    Affine read_in, read_out;
+    Affine read_in, read_in_down, read_out;  // weight -1: missing. read_in_down: of an MLP that reads in
     long position;         // learned; -1: none
     const real* sines_ND;  // fixed positions; null: none
     Norm embedding, last;
-    double score_scale;
+    double score_scale, share;  // share: what P v is multiplied by
     long is_l2;
     double contraction;    // of contractive L2; 0: none
     const real* inverses;  // inverse_phi of 1, 2, ... keys

@@ -9,7 +9,8 @@
 
 #include "products.h"
 
-constexpr long D = WIDTH, H = HEADS, K = HEAD_WIDTH, I = H * K, E = (SHARED ? 2 : 3) * I, F = HIDDEN, C = OUTPUTS;
+constexpr long D = WIDTH, H = HEADS, K = HEAD_WIDTH, V = VALUE_WIDTH, F = HIDDEN, C = OUTPUTS;
+constexpr long I = H * K, J = H * V, E = (SHARED ? 1 : 2) * I + J;
 #ifdef TOKENS
 constexpr long N = TOKENS;
 #else
@@ -24,7 +25,7 @@ struct Norm {
     long kind, weight, shift;
     double factor;
 };
-enum { NO_NORM, LAYERNORM, RMSNORM };
+enum { NO_NORM, LAYERNORM, RMSNORM, L2NORM };  // L2NORM: by the length of the token, and its weight is a single number
 
 // --- functions of one number, without branches, so that loops over them are vectorised --------------------------------
 
@@ -93,7 +94,7 @@ struct KeptNorm {
 };
 
 static void norm(const real* w, Norm norm, const real* x_TD, real* y_TD, KeptNorm kept, long T) {
-    const real centred = norm.kind == LAYERNORM, factor = norm.factor;
+    const real centred = norm.kind == LAYERNORM, numbers = norm.kind == L2NORM ? 1 : D, factor = norm.factor;
     for (long t = 0; t < T; t++) {
         const real* x = x_TD + t * D;
         real *hat = kept.hat_TD + t * D, *y = y_TD + t * D, mean = 0, square = 0;
@@ -102,10 +103,12 @@ static void norm(const real* w, Norm norm, const real* x_TD, real* y_TD, KeptNor
         mean *= centred / D;
 #pragma omp simd reduction(+ : square)
         for (long i = 0; i < D; i++) square += (x[i] - mean) * (x[i] - mean);
-        const real scale = kept.scale_T[t] = 1 / std::sqrt(square / D + real(1e-5));
+        const real scale = kept.scale_T[t] = 1 / std::sqrt(square / numbers + real(1e-5));
         for (long i = 0; i < D; i++) hat[i] = (x[i] - mean) * scale;
         if (norm.weight < 0)
             for (long i = 0; i < D; i++) y[i] = hat[i] * factor;
+        else if (norm.kind == L2NORM)
+            for (long i = 0; i < D; i++) y[i] = hat[i] * w[norm.weight] * factor;
         else if (norm.shift < 0)
             for (long i = 0; i < D; i++) y[i] = hat[i] * w[norm.weight + i] * factor;
         else
@@ -114,9 +117,9 @@ static void norm(const real* w, Norm norm, const real* x_TD, real* y_TD, KeptNor
 }
 // From the slope dy of the norm's output, the slope of its input, in place.
 static void norm_backward(const real* w, real* d, Norm norm, KeptNorm kept, real* dy_TD, long T) {
-    const real centred = norm.kind == LAYERNORM;
+    const real centred = norm.kind == LAYERNORM, numbers = norm.kind == L2NORM ? 1 : D;
     real dweight[D] = {}, dshift[D] = {}, weight[D];
-    for (long i = 0; i < D; i++) weight[i] = norm.weight < 0 ? 1 : w[norm.weight + i];
+    for (long i = 0; i < D; i++) weight[i] = norm.weight < 0 ? 1 : w[norm.weight + (norm.kind == L2NORM ? 0 : i)];
     for (long t = 0; t < T; t++) {
         const real* hat = kept.hat_TD + t * D;
         real *dy = dy_TD + t * D, mean = 0, along = 0;
@@ -130,10 +133,10 @@ static void norm_backward(const real* w, real* d, Norm norm, KeptNorm kept, real
             along += dy[i] * hat[i];
         }
         mean *= centred / D;
-        along /= D;
+        along /= numbers;
         for (long i = 0; i < D; i++) dy[i] = kept.scale_T[t] * (dy[i] - mean - hat[i] * along);
     }
-    for (long i = 0; i < D && norm.weight >= 0; i++) d[norm.weight + i] += dweight[i];
+    for (long i = 0; i < D && norm.weight >= 0; i++) d[norm.weight + (norm.kind == L2NORM ? 0 : i)] += dweight[i];
     for (long i = 0; i < D && norm.shift >= 0; i++) d[norm.shift + i] += dshift[i];
 }
 
@@ -160,33 +163,33 @@ struct Dropout {
 // --- attention -------------------------------------------------------------------------------------------------------
 
 // L2 attention (rankbench/model/attention.py): its scores are 2 (q k - |k|^2 / 2), and its values are read from the
-// queries, v = x V for V = W_Q W_Q^T W_V / sqrt(K). In the rows of a map's weights, that is V = (W_V W_Q^T) W_Q / sqrt(K).
+// queries, v = x U for U = W_Q W_Q^T W_V / sqrt(K). In the rows of a map's weights, that is U = (W_V W_Q^T) W_Q / sqrt(K).
 
 static const real ROOT = 1 / std::sqrt(real(K));
 
-// The rows V of all heads in place of the W_V of `weights`, in a copy of them.
+// The rows U of all heads in place of the W_V of `weights`, in a copy of them.
 static void values_of_queries(const real* weights_ED, real* copy_ED) {
-    std::vector<real> products_KK(K * K);  // not on the stack, which they might exceed
+    std::vector<real> products_VK(V * K);  // not on the stack, which they might exceed
     for (long h = 0; h < H; h++) {
-        const real *q_KD = weights_ED + h * K * D, *v_KD = weights_ED + (E - I + h * K) * D;
-        multiply(K, K, D, rows_of(v_KD, D), transpose_of(q_KD, D), products_KK.data(), K, false);
-        for (real& x : products_KK) x *= ROOT;
-        multiply(K, D, K, rows_of(products_KK.data(), K), rows_of(q_KD, D), copy_ED + (E - I + h * K) * D, D, false);
+        const real *q_KD = weights_ED + h * K * D, *v_VD = weights_ED + (E - J + h * V) * D;
+        multiply(V, K, D, rows_of(v_VD, D), transpose_of(q_KD, D), products_VK.data(), K, false);
+        for (real& x : products_VK) x *= ROOT;
+        multiply(V, D, K, rows_of(products_VK.data(), K), rows_of(q_KD, D), copy_ED + (E - J + h * V) * D, D, false);
     }
 }
-// Turns the gradients of the rows V into those of W_V, and adds to those of W_Q.
+// Turns the gradients of the rows U into those of W_V, and adds to those of W_Q.
 static void values_of_queries_backward(const real* weights_ED, real* d_ED) {
-    std::vector<real> products_KK(K * K), slopes_KK(K * K);
+    std::vector<real> products_VK(V * K), slopes_VK(V * K);
     for (long h = 0; h < H; h++) {
-        const real *q_KD = weights_ED + h * K * D, *v_KD = weights_ED + (E - I + h * K) * D;
-        real *dq_KD = d_ED + h * K * D, *dv_KD = d_ED + (E - I + h * K) * D;
-        multiply(K, K, D, rows_of(v_KD, D), transpose_of(q_KD, D), products_KK.data(), K, false);
-        multiply(K, K, D, rows_of(dv_KD, D), transpose_of(q_KD, D), slopes_KK.data(), K, false);
-        for (real& x : products_KK) x *= ROOT;
-        for (real& x : slopes_KK) x *= ROOT;
-        multiply(K, D, K, transpose_of(products_KK.data(), K), rows_of(dv_KD, D), dq_KD, D, true);
-        multiply(K, D, K, transpose_of(slopes_KK.data(), K), rows_of(v_KD, D), dq_KD, D, true);
-        multiply(K, D, K, rows_of(slopes_KK.data(), K), rows_of(q_KD, D), dv_KD, D, false);
+        const real *q_KD = weights_ED + h * K * D, *v_VD = weights_ED + (E - J + h * V) * D;
+        real *dq_KD = d_ED + h * K * D, *dv_VD = d_ED + (E - J + h * V) * D;
+        multiply(V, K, D, rows_of(v_VD, D), transpose_of(q_KD, D), products_VK.data(), K, false);
+        multiply(V, K, D, rows_of(dv_VD, D), transpose_of(q_KD, D), slopes_VK.data(), K, false);
+        for (real& x : products_VK) x *= ROOT;
+        for (real& x : slopes_VK) x *= ROOT;
+        multiply(K, D, V, transpose_of(products_VK.data(), K), rows_of(dv_VD, D), dq_KD, D, true);
+        multiply(K, D, V, transpose_of(slopes_VK.data(), K), rows_of(v_VD, D), dq_KD, D, true);
+        multiply(V, D, K, rows_of(slopes_VK.data(), K), rows_of(q_KD, D), dv_VD, D, false);
     }
 }
 
@@ -196,7 +199,7 @@ struct Bound {
     real product, rows, columns, values, out;
     long head, input, query, value, output;
 };
-static Bound bound_of(const real* weights_ED, const real* out_DI) {
+static Bound bound_of(const real* weights_ED, const real* out_DJ) {
     Bound at{};
     for (long h = 0; h < H; h++) {
         real by_input[D] = {}, columns = 0;
@@ -211,21 +214,21 @@ static Bound bound_of(const real* weights_ED, const real* out_DI) {
         if (by_input[input] * columns > at.rows * at.columns)
             at.rows = by_input[input], at.columns = columns, at.head = h, at.input = input, at.query = query;
     }
-    for (long v = E - I; v < E; v++) {
+    for (long v = E - J; v < E; v++) {
         real sum = 0;
         for (long i = 0; i < D; i++) sum += std::abs(weights_ED[v * D + i]);
         if (sum > at.values) at.values = sum, at.value = v;
     }
     for (long o = 0; o < D; o++) {
         real sum = 0;
-        for (long i = 0; i < I; i++) sum += std::abs(out_DI[o * I + i]);
+        for (long i = 0; i < J; i++) sum += std::abs(out_DJ[o * J + i]);
         if (sum > at.out) at.out = sum, at.output = o;
     }
     at.product = at.rows * at.columns * at.values * at.out;
     return at;
 }
 // slope: of the bound's logarithm.
-static void bound_backward(Bound at, real slope, const real* weights_ED, const real* out_DI, real* d_ED, real* dout_DI) {
+static void bound_backward(Bound at, real slope, const real* weights_ED, const real* out_DJ, real* d_ED, real* dout_DJ) {
     const auto add = [](const real* x, real* dx, real slope) { *dx += *x > 0 ? slope : *x < 0 ? -slope : 0; };
     const auto add_row = [&](const real* x, real* dx, long row, long size, real slope) {
         for (long i = 0; i < size; i++) add(x + row * size + i, dx + row * size + i, slope);
@@ -234,7 +237,7 @@ static void bound_backward(Bound at, real slope, const real* weights_ED, const r
         add(weights_ED + k * D + at.input, d_ED + k * D + at.input, slope / at.rows);
     add_row(weights_ED, d_ED, at.query, D, slope / at.columns);
     add_row(weights_ED, d_ED, at.value, D, slope / at.values);
-    add_row(out_DI, dout_DI, at.output, I, slope / at.out);
+    add_row(out_DJ, dout_DJ, at.output, J, slope / at.out);
 }
 
 // Takes half of each key's square off the products with it.

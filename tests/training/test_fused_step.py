@@ -50,6 +50,7 @@ TEXT += ["task.pad_to=4", "model.mask=causal"]
 CURRICULUM = ["task=linear_regression", "task.points=8", "task.dimension=3", "task.start_points=2"]
 CURRICULUM += ["task.start_dimension=1", "task.curriculum_every=4", "task.test_size=8", "model.mask=causal"]
 CONTRACTIVE = ["model.attention=contractive_l2", "model.tied_qk=true", "model.contraction=0.9"]
+BARE_ENDS = ["task.dimension=6", "model.read_in=identity", "model.read_out=identity", "model.positions=none"]
 LENGTHS = ["trainer.batch_size=30", "trainer.steps=12", "trainer.eval_every=4", "trainer.checkpoint_every=5"]
 TOGGLES = {
     "post-norm": [],
@@ -58,6 +59,8 @@ TOGGLES = {
     "peri-norm": ["model.norm=peri"],
     "ngpt": ["model.norm=ngpt"],
     "rmsnorm": ["model.norm_kind=rmsnorm"],
+    "l2norm": ["model.norm_kind=l2norm"],
+    "l2norm without weights": ["model.norm_kind=l2norm", "model.norm_affine=false", "model.norm=peri"],
     "norms without weights": ["model.norm_affine=false"],
     "norms scaled by depth": ["model.norm=pre", "model.norm_scale=depth"],
     "embedding norm": ["model.embedding_norm=true"],
@@ -84,6 +87,15 @@ TOGGLES = {
     "l2, whose queries are keys": ["model.attention=l2", "model.tied_qk=true", "model.dropout=0.3"],
     "contractive l2": [*CONTRACTIVE, "model.mask=window", "model.window=1"],
     "contractive l2 and absent tokens": [*MEMORIZATION, *CONTRACTIVE],
+    "the mean of copies of heads": ["model.head_reduction=mean", "model.dropout=0.3"],
+    "contractive l2, the mean of copies": [*CONTRACTIVE, "model.head_reduction=mean"],
+    "values of another width": ["model.value_width=3", "model.mask=causal"],
+    "l2, values of another width": ["model.attention=l2", "model.value_width=3", "model.tied_qk=true"],
+    "contractive l2, values of another width": [*CONTRACTIVE, "model.value_width=5"],
+    "an MLP that reads in": [*NEAREST, "model.read_in=mlp", "model.embedding_norm=true"],
+    "relu, an MLP that reads in": [*NEAREST, "model.read_in=mlp", "model.activation=relu", "model.bias=false"],
+    "the first coordinates": [*NEAREST, "model.read_out=identity", "model.norm=pre"],
+    "no maps at the ends": [*NEAREST, *BARE_ENDS],
     "queries that are keys": ["model.tied_qk=true", "model.mask=causal"],
     "a text": TEXT,
     "a text, l2 and dropout": [*TEXT, "model.attention=l2", "model.tied_qk=true", "model.dropout=0.3"],
@@ -368,7 +380,7 @@ LONG = ["trainer.steps=600"]
         (["trainer.steps=null", "trainer.epochs=299"], "plain", "598 steps"),
         ([*LONG, "model.attention=sigmoid"], "plain", "does not cover model.attention=sigmoid"),
         ([*LONG, "model.kv_groups=1"], "plain", "does not cover model.kv_groups=1"),
-        ([*LONG, "model.norm_kind=l2norm"], "plain", "does not cover model.norm_kind=l2norm"),
+        ([*LONG, *NEAREST, "model.positions=concatenated"], "plain", "does not cover model.positions=concatenated"),
         ([*LONG, "model=lstm"], "plain", "does not cover model.kind=lstm"),
         ([*LONG, "optimizer=muon"], "fused", None),
         ([*LONG, "precision=bf16"], "plain", "does not cover precision=bf16"),
@@ -455,6 +467,6 @@ def test_why_there_is_no_library_takes_one_line(source, tmp_path, monkeypatch):
 @pytest.mark.parametrize("others", [{"REAL": "float", "TOKENS": 5, "SHARED": 0}, {"REAL": "double", "SHARED": 1}])
 def test_the_source_compiles_without_a_warning(others):
     words = ["g++", "-std=c++17", "-fsyntax-only", "-fopenmp-simd", "-Wall", "-Wextra", "-Werror"]
-    macros = {"WIDTH": 6, "HEADS": 2, "HEAD_WIDTH": 4, "HIDDEN": 9, "OUTPUTS": 5, **others}
+    macros = {"WIDTH": 6, "HEADS": 2, "HEAD_WIDTH": 4, "VALUE_WIDTH": 3, "HIDDEN": 9, "OUTPUTS": 5, **others}
     source = Path(fused_step.__file__).with_name(fused_step.SOURCE.name)
     subprocess.run([*words, *(f"-D{name}={value}" for name, value in macros.items()), source], check=True)
