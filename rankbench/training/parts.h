@@ -67,10 +67,8 @@ static inline real upper_tail(real u, real bell) {
 
 template <long out>
 static void map(const real* w, Affine place, long in, const real* x, real* y, long T) {
-    if (place.bias >= 0)
-        for (long t = 0; t < T; t++)
-            for (long i = 0; i < out; i++) y[t * out + i] = w[place.bias + i];
-    multiply(T, out, in, rows_of(x, in), transpose_of(w + place.weight, in), y, out, place.bias >= 0);
+    const real* bias = place.bias < 0 ? nullptr : w + place.bias;
+    multiply(T, out, in, rows_of(x, in), transpose_of(w + place.weight, in), y, out, false, bias);
 }
 // From the slope dy of the map's output, that of its input.
 static void map_backward(const real* w, Affine place, long out, long in, const real* dy, real* dx, long T) {
@@ -280,6 +278,7 @@ static void softmax_backward(const real* p_NM, real* slope_NM) {
         real *slope = slope_NM + n * N, along = 0;
 #pragma omp simd reduction(+ : along)
         for (long m = 0; m < N; m++) along += slope[m] * p[m];
+#pragma omp simd
         for (long m = 0; m < N; m++) slope[m] = p[m] * (slope[m] - along);
     }
 }
