@@ -1,4 +1,4 @@
-"""Following the submodules of a module through a forward pass, unrecorded."""
+"""What is followed through a forward pass: the submodules, unrecorded, and the inputs that may be tokens."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rankbench.tape.calls import tensors_in
+from rankbench.tape.calls import COPIES, tensors_in
 from rankbench.tape.tags import Visit
 
 
@@ -46,3 +46,29 @@ def following(
 def first_state(x: Any) -> Tensor | None:
     """The first tensor of floats."""
     return next((tensor for tensor in tensors_in(x) if tensor.is_floating_point()), None)
+
+
+class TokenInputs:
+    """Inputs of whole numbers, and the copies that are made of them, by place in memory."""
+
+    def __init__(self) -> None:
+        self._inputs: dict[int, tuple[Tensor, int]] = {}  # with the place of the input
+
+    def add(self, x: Tensor) -> None:
+        """Follow an input."""
+        place = x.untyped_storage().data_ptr()
+        self._inputs[place] = x, place
+
+    def hold(self, x: Any) -> bool:
+        """Whether a tensor is one of the inputs, or a copy of it, or shares its memory."""
+        return isinstance(x, Tensor) and x.numel() > 0 and x.untyped_storage().data_ptr() in self._inputs
+
+    def origin_of(self, x: Tensor) -> int:
+        """Place in memory of the input that a tensor of `hold` is, or is a copy of."""
+        return self._inputs[x.untyped_storage().data_ptr()][1]
+
+    def follow(self, name: str, given: list[Tensor], result: Any) -> None:
+        """Remember the result of a call that copies an input."""
+        read = [x for x in given if not x.is_floating_point() and self.hold(x)] if name in COPIES else []
+        if len(read) == 1 and isinstance(result, Tensor) and not result.is_floating_point():
+            self._inputs.setdefault(result.untyped_storage().data_ptr(), (result, self.origin_of(read[0])))

@@ -23,7 +23,6 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from rankbench.config.keys import ConfigError
 from rankbench.tape.calls import (
     CASTS,
-    COPIES,
     DESCRIBES,
     EXITS,
     name_of,
@@ -36,7 +35,7 @@ from rankbench.tape.calls import (
     uncompiled,
     without_fast_path,
 )
-from rankbench.tape.following import first_state
+from rankbench.tape.following import TokenInputs, first_state
 from rankbench.tape.replay import Call, Node, Step, version
 from rankbench.tape.steps import Source
 from rankbench.tape.tags import AttentionCall, Kind, Level, Role, Site, Tag, Verdict, Visit, Weighted, combined
@@ -138,8 +137,7 @@ class Recorder(TorchFunctionMode):
         self.uncovered: list[Call] = []  # that may be attention, although no rule covers them
         self.call = Call(0, "", "")  # that is being recorded
         self.begun: set[int] = set()  # where the inputs lie in memory at which paths begin
-        # by place in memory: inputs of whole numbers, and copies of them, with the place of the input
-        self._tokens: dict[int, tuple[Tensor, int]] = {}
+        self.tokens = TokenInputs()
 
     # --- the pass ----------------------------------------------------------------------------------------------------
 
@@ -176,22 +174,7 @@ class Recorder(TorchFunctionMode):
                     self._begin(tensor)
                     self.begun.add(tensor.untyped_storage().data_ptr())
             elif tensor.numel():
-                place = tensor.untyped_storage().data_ptr()
-                self._tokens[place] = tensor, place
-
-    def reads_tokens(self, x: Any) -> bool:
-        """Whether a tensor is one of the inputs that are whole numbers, or a copy of it, or shares its memory."""
-        return isinstance(x, Tensor) and x.numel() > 0 and x.untyped_storage().data_ptr() in self._tokens
-
-    def origin_of(self, x: Tensor) -> int:
-        """Place in memory of the input that a tensor of `reads_tokens` is, or is a copy of."""
-        return self._tokens[x.untyped_storage().data_ptr()][1]
-
-    def _follow_tokens(self, name: str, given: list[Tensor], result: Any) -> None:
-        """Remember a copy of an input of whole numbers."""
-        read = [x for x in given if not x.is_floating_point() and self.reads_tokens(x)] if name in COPIES else []
-        if len(read) == 1 and isinstance(result, Tensor) and not result.is_floating_point():
-            self._tokens.setdefault(result.untyped_storage().data_ptr(), (result, self.origin_of(read[0])))
+                self.tokens.add(tensor)
 
     @contextmanager
     def _named_modules(self) -> Iterator[None]:
@@ -253,11 +236,11 @@ class Recorder(TorchFunctionMode):
 
     def embedded(self, seen: Seen) -> Tag:
         """The tag of rows that an embedding looked up; with begin="inputs", paths begin at those of the inputs."""
-        tokens = [x for x in tensors_in([seen.args, seen.kwargs]) if not x.is_floating_point() and self.reads_tokens(x)]
+        tokens = [x for x in tensors_in([seen.args, seen.kwargs]) if not x.is_floating_point() and self.tokens.hold(x)]
         if self.begin != "inputs" or not tokens:
             return Tag(Kind.ACTIVATION)
         self.has_paths = True
-        self.begun |= set(map(self.origin_of, tokens))
+        self.begun |= set(map(self.tokens.origin_of, tokens))
         return Tag(Kind.ACTIVATION, node=seen.node((), Source(seen.result.clone())))
 
     # --- tags and nodes ----------------------------------------------------------------------------------------------
@@ -328,7 +311,7 @@ class Recorder(TorchFunctionMode):
             read = (old, *args[1:])
         result = func(*args, **kwargs)
         output = args[0] if in_place else result
-        self._follow_tokens(name, given, output)
+        self.tokens.follow(name, given, output)
         if not tensors_in(output):
             if name in EXITS and any(tag.has_paths for tag in tags):
                 raise ConfigError(f"{call}: passes an activation on where no tape can follow; use torch functions")

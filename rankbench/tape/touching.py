@@ -69,9 +69,9 @@ class Touching(Plain):
     def embedded(self, seen: Seen) -> Tag:
         tag, result = super().embedded(seen), seen.result
         for x in tensors_in([seen.args, seen.kwargs]):
-            if x.is_floating_point() or not self.reads_tokens(x):
+            if x.is_floating_point() or not self.tokens.hold(x):
                 continue
-            index = self.places.get(self.origin_of(x))
+            index = self.places.get(self.tokens.origin_of(x))
             if index is None or result.dim() < 2:
                 continue
             given = tensors_in(self.given)[index]

@@ -46,7 +46,7 @@ def _expand(seen: Seen) -> Tag:
 @rule("repeat", "tile", "repeat_interleave")
 def _move(seen: Seen) -> Tag:
     function, others, kwargs = seen.function, seen.args[1:], seen.kwargs
-    if seen.tag(seen.args[0]).kind == Kind.WEIGHT and any(map(seen.recorder.reads_tokens, tensors_in([others]))):
+    if seen.tag(seen.args[0]).kind == Kind.WEIGHT and any(map(seen.recorder.tokens.hold, tensors_in([others]))):
         return seen.recorder.embedded(seen)  # rows of a table, as weight[tokens]
     return _moved(seen, lambda x: function(x, *others, **kwargs))
 
