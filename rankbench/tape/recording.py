@@ -361,7 +361,10 @@ class Recorder(TorchFunctionMode):
                 continue
             if not (tensor.is_floating_point() or tensor.is_complex()):
                 made_of = [made for tag in tags if (made := tag.counted or tag).kind == Kind.ACTIVATION]
-                tag = Tag(Kind.CONSTANT, counted=self.value_only(call, made_of) if made_of else None)
+                counted = self.value_only(call, made_of) if made_of else None
+                if counted is not None and call.function.endswith(("max", "min")):  # places of the largest, or they
+                    counted.form = "largest"
+                tag = Tag(Kind.CONSTANT, counted=counted)
             tag.maker, tag.depth, tag.passed = call, depth, passed
             if tag.has_paths:
                 self.has_paths = True

@@ -281,6 +281,15 @@ def by_a_private_kernel(q, k, v, _):
     return torch._scaled_dot_product_attention_math(q, k, v)[0]
 
 
+def by_gather(q, k, v, _):
+    largest = scores_of(q, k).argmax(-1)[..., None]
+    return v.gather(-2, largest.expand(*largest.shape[:-1], v.shape[-1]))
+
+
+def by_index(q, k, v, _):
+    return torch.take_along_dim(v, scores_of(q, k).max(-1, keepdim=True).indices, -2)
+
+
 class Quantised(Attention):
     """Each state is replaced by a row of a table."""
 
@@ -303,6 +312,8 @@ REFUSED = {
     "torch's own kernel": (lambda: Attention(by_a_private_kernel), "is not covered, and may be attention"),
     "TorchScript": (scripted, "no recorded call made"),
     "numpy": (lambda: Attention(by_numpy), "no recorded call made"),
+    "the value of the largest score": (lambda: Attention(by_gather), "gather .*the tokens of the largest scores"),
+    "its index": (lambda: Attention(by_index), "take_along_dim .*the tokens of the largest scores"),
     "segments of unequal length": (lambda: Attention(in_segments), "written as a loop"),
     "blocks of keys": (lambda: Attention(in_blocks_of_keys), "one softmax in blocks of keys"),
     "heads among the queries": (Folded, "2 queries for each token"),

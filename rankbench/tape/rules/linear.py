@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rankbench.config.keys import ConfigError
 from rankbench.tape.calls import tensors_in
 from rankbench.tape.recording import Reads, Seen
 from rankbench.tape.rules.registry import refuse_dropout, rule, unchanged
@@ -46,6 +47,12 @@ def _expand(seen: Seen) -> Tag:
 @rule("repeat", "tile", "repeat_interleave")
 def _move(seen: Seen) -> Tag:
     function, others, kwargs = seen.function, seen.args[1:], seen.kwargs
+    chosen_by = [tag.counted for x in tensors_in([others, kwargs]) if (tag := seen.tag(x)).counted is not None]
+    if seen.tag(seen.args[0]).kind == Kind.ACTIVATION and any(tag.mixes and tag.form == "largest" for tag in chosen_by):
+        raise ConfigError(
+            f"{seen.call}: takes the tokens of the largest scores, which is attention with weights 1; "
+            "write it as one_hot(...) times the values"
+        )
     if seen.tag(seen.args[0]).kind == Kind.WEIGHT and any(map(seen.recorder.tokens.hold, tensors_in([others]))):
         return seen.recorder.embedded(seen)  # rows of a table, as weight[tokens]
     return _moved(seen, lambda x: function(x, *others, **kwargs))
