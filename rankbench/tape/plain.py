@@ -55,6 +55,7 @@ class Plain(Recorder):
     def __init__(self, module: Callable, submodule: str | None = None) -> None:
         super().__init__(module, RULES, wanted={0})  # no node has the number 0: nothing is kept
         self.kept: dict[Site, Kept] = {}
+        self.weighed: dict[Call, tuple[Tensor, Tensor]] = {}
         self.sizes: list[Size] = []
         self.states: dict[Visit, Passage] = {}
         self.entered: dict[Visit, Tensor] = {}  # what submodules that may be layers read
@@ -118,6 +119,9 @@ class Plain(Recorder):
         kept = Kept(tuple(x.clone() for x in product.tensors), first_of(product.seen.result).clone())
         self.kept[self.key_of(product.seen)] = kept
         return product.by_tags
+
+    def weighs(self, call: Call, p: Tensor, v: Tensor) -> None:
+        self.weighed[call] = p.clone(), v.clone()
 
 
 def _listed(module: nn.Module) -> set[str]:

@@ -103,6 +103,21 @@ class Touched(Touching):
         self.roles[key] = verdict
         return verdict
 
+    def weighs(self, call: Call, p: Tensor, v: Tensor) -> None:
+        """Refuse weights of each query that change with other tokens than those that they weigh: attention to shifted
+        tokens, one shift after the other. Weights of a mixture change with its own token alone."""
+        p0, v0 = self.base.weighed.get(call, (p, v))
+        if p.shape != (*v.shape[:-1], 1) or p.shape != p0.shape or v.shape != v0.shape:
+            return
+        for axis, size in enumerate(v.shape[:-1]):
+            at, of_p = touched_at(v, v0, axis), touched_at(p, p0, axis)
+            is_pooling = bool(((p.sum(axis) - 1).abs() < 0.01).all())
+            if is_partly(at, size) and not is_pooling and set(of_p) - set(at):
+                raise ConfigError(
+                    f"{call}: weighs shifted states with a softmax of scores, which is attention whose heads nothing "
+                    "shows; write it as a product of matrices"
+                )
+
     def _scores(self, product: Product, old: Kept, key: Site) -> Verdict:
         """Scores, if queries and keys each have an axis of tokens; or if nothing is touched, and tags say so."""
         if product.is_kernel or product.to_scores is None:

@@ -234,6 +234,9 @@ class Recorder(TorchFunctionMode):
             raise ConfigError(f"{product.seen.call}: was not made when the network was read, {DEPENDS}")
         return self.verdicts[key]
 
+    def weighs(self, call: Call, p: Tensor, v: Tensor) -> None:
+        """Called with an elementwise product of activations of which a softmax of sums of products made p."""
+
     def embedded(self, seen: Seen) -> Tag:
         """The tag of rows that an embedding looked up; with begin="inputs", paths begin at those of the inputs."""
         tokens = [x for x in tensors_in([seen.args, seen.kwargs]) if not x.is_floating_point() and self.tokens.hold(x)]

@@ -290,6 +290,28 @@ def by_index(q, k, v, _):
     return torch.take_along_dim(v, scores_of(q, k).max(-1, keepdim=True).indices, -2)
 
 
+def by_shifts(q, k, v, _):
+    shifted = [[F.pad(x, (0, 0, shift, -shift)) for shift in range(3)] for x in (k, v)]
+    p = torch.stack([(q * keys).sum(-1) for keys in shifted[0]], -1).softmax(-1)
+    return sum(p[..., shift, None] * values for shift, values in enumerate(shifted[1]))
+
+
+class MixtureOfLayers(nn.Module):
+    """Each token reads the states that it had: with weights of its own alone, which is no attention."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ModuleList(Attention(by_kernel) for _ in range(2))
+        self.query = nn.Linear(D, D)
+
+    def forward(self, x):
+        states = [x]
+        for part in self.parts:
+            states.append(states[-1] + part(states[-1]))
+        p = torch.stack([(self.query(states[-1]) * each).sum(-1) for each in states], -1).softmax(-1)
+        return sum(p[..., layer, None] * each for layer, each in enumerate(states))
+
+
 class Quantised(Attention):
     """Each state is replaced by a row of a table."""
 
@@ -314,6 +336,7 @@ REFUSED = {
     "numpy": (lambda: Attention(by_numpy), "no recorded call made"),
     "the value of the largest score": (lambda: Attention(by_gather), "gather .*the tokens of the largest scores"),
     "its index": (lambda: Attention(by_index), "take_along_dim .*the tokens of the largest scores"),
+    "one shift after the other": (lambda: Attention(by_shifts), "mul .*weighs shifted states"),
     "segments of unequal length": (lambda: Attention(in_segments), "written as a loop"),
     "blocks of keys": (lambda: Attention(in_blocks_of_keys), "one softmax in blocks of keys"),
     "heads among the queries": (Folded, "2 queries for each token"),
@@ -328,6 +351,12 @@ def test_what_hides_attention_in_the_first_layer_is_refused(name):
     with pytest.raises(ConfigError, match=message) as refusal:
         record(drawn(Sequence(build(), MLP(), Attention(by_kernel))), states())
     assert "\n" not in str(refusal.value)
+
+
+def test_a_mixture_of_the_states_of_a_token_is_no_attention():
+    tape = record(drawn(Sequence(MixtureOfLayers(), Attention(by_kernel))), states(), begin="inputs")
+    assert [call.lead.heads for call in tape.reading.calls] == [H, H, H]
+    assert tape.sums().remainder < NO_PATH
 
 
 def test_codes_of_states_pass_no_paths():

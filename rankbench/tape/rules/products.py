@@ -40,6 +40,9 @@ def _mul(seen: Seen) -> Tag | None:
         tag = _scaled(seen, b, a, "left factor")
     if left.kind == right.kind == Kind.ACTIVATION:
         tag.factors = a, b
+        for of_p, p, v in ((left, a, b), (right, b, a)):
+            if of_p.pairs and of_p.level == Level.SOFTMAX:
+                seen.recorder.weighs(seen.call, p, v)
     return tag
 
 
@@ -73,9 +76,11 @@ def _sum(seen: Seen) -> Tag | None:
 
     def as_factor() -> Tag | None:
         if ways.scores is not None or tag.node is None:
-            return LINEAR_SUM(seen)
-        keepdim = bool(seen.get(2, "keepdim"))
-        return _with_frozen_side(seen, left, right, lambda a, b: (a * b).sum(axis, keepdim))
+            made = LINEAR_SUM(seen)
+        else:
+            keepdim = bool(seen.get(2, "keepdim"))
+            made = _with_frozen_side(seen, left, right, lambda a, b: (a * b).sum(axis, keepdim))
+        return made if made is None else replace(made, pairs=True)
 
     if ways == Ways():
         return as_factor()
