@@ -195,19 +195,27 @@ def test_inputs_are_exchanged_where_no_touch_arrives(name):
 
 
 class LinearGate(Attention):
-    """P v times a map of the state, on either side."""
+    """P v times a map of the state, number by number."""
 
-    def __init__(self, is_last):
+    def __init__(self, times):
         super().__init__(by_kernel)
-        self.gate, self.is_last = nn.Linear(D, D), is_last
+        self.gate, self.times = nn.Linear(D, D), times
 
     def forward(self, x):
         y, gate = joined(self.mix(*(heads_of(part(x)) for part in (self.q, self.k, self.v)), None)), self.gate(x)
-        return self.out(y * gate if self.is_last else gate * y)
+        return self.out(self.times(y, gate))
 
 
-def test_a_gate_is_frozen_on_either_side():
-    one, other = (drawn(Sequence(LinearGate(is_last), LinearGate(is_last))) for is_last in (True, False))
+TIMES = {
+    "on the left": lambda y, gate: gate * y,
+    "by an einsum": lambda y, gate: torch.einsum("bnd,bnd->bnd", y, gate),
+    "by an einsum, on the left": lambda y, gate: torch.einsum("bnd,bnd->bnd", gate, y),
+}
+
+
+@pytest.mark.parametrize("name", TIMES)
+def test_a_gate_is_frozen_on_either_side(name):
+    one, other = (drawn(Sequence(*(LinearGate(times) for _ in range(2)))) for times in (torch.mul, TIMES[name]))
     tape, same = record(one, states()), record(other, states())
     assert tape.paths().by_length == TWO == same.paths().by_length
     for got_BND, wanted_BND in zip(tape.sums().by_length_KBND, same.sums().by_length_KBND, strict=True):

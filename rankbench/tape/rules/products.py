@@ -287,7 +287,7 @@ def _as_weighted(way: Moves, side: int) -> Weighted:
 
 
 def _with_frozen_side(seen: Seen, a: Tensor, b: Tensor, multiply: Callable) -> Tag | None:
-    """A product that mixes something other than tokens; the less linear side is frozen, if both are alike the left.
+    """A product that mixes something other than tokens; the less linear side is frozen, if both are alike as in _mul.
 
     A side that is a product itself is carried before a linear map of the tokens, because it holds the states: those of
     a scan, which c reads in c h, or k^T v, which the queries read.
@@ -298,7 +298,7 @@ def _with_frozen_side(seen: Seen, a: Tensor, b: Tensor, multiply: Callable) -> T
     if not any(carried):
         tag = seen.value_only([left, right])
         return _without_scores(replace(tag, level=min(Level.OTHER, tag.level)))
-    is_last = [(tag.level != Level.SCALED, tag.level) for tag in (left, right)]
+    is_last = [(tag.level != Level.SCALED, *_order(tag, x)) for tag, x in ((left, a), (right, b))]
     if carried[0] and not (carried[1] and is_last[0] >= is_last[1]):
         tag = through(seen, [a], lambda x: multiply(x, b), reads=[b])
         tag.level = max(Level.SCALED, left.level)
