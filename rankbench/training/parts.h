@@ -238,48 +238,72 @@ static void bound_backward(Bound at, real slope, const real* weights_ED, const r
     add_row(out_DJ, dout_DJ, at.output, J, slope / at.out);
 }
 
+// Some queries of a head, as rows n < R of its tables, whose rows lie N apart: they see none but the first M keys. A loop
+// over all their numbers is one over `runs` runs of `length`.
+constexpr long ROWS = 32;  // at most
+struct Rows {
+    long first, R, M;  // first: the first query
+
+    long runs() const { return M == N ? 1 : R; }
+    long length() const { return M == N ? R * N : M; }
+};
+
 // Takes half of each key's square off the products with it.
-static void without_halves(const real* k_NK, real* s_NM) {
-    for (long m = 0; m < N; m++) {
+static void without_halves(Rows rows, const real* k_NK, real* s_RN) {
+    for (long m = 0; m < rows.M; m++) {
         real square = 0;
 #pragma omp simd reduction(+ : square)
         for (long i = 0; i < K; i++) square += k_NK[m * E + i] * k_NK[m * E + i];
-        for (long n = 0; n < N; n++) s_NM[n * N + m] -= square / 2;
+        for (long n = 0; n < rows.R; n++) s_RN[n * N + m] -= square / 2;
     }
 }
 // Adds to the slopes dk of the keys what comes from their halves.
-static void halves_backward(const real* k_NK, const real* ds_NM, real* dk_NK) {
-    for (long m = 0; m < N; m++) {
+static void halves_backward(Rows rows, const real* k_NK, const real* ds_RN, real* dk_NK) {
+    for (long m = 0; m < rows.M; m++) {
         real sum = 0;
-        for (long n = 0; n < N; n++) sum += ds_NM[n * N + m];
+        for (long n = 0; n < rows.R; n++) sum += ds_RN[n * N + m];
         for (long i = 0; i < K; i++) dk_NK[m * E + i] -= sum * k_NK[m * E + i];
     }
 }
-// In place, of each row.
-static void softmax(real* s_NM) {
-    for (long n = 0; n < N; n++) {
-        real *row = s_NM + n * N, largest = -INFINITY;
-#pragma omp simd reduction(max : largest)
-        for (long m = 0; m < N; m++) largest = std::max(largest, row[m]);
-        for (long m = 0; m < N; m++) row[m] -= largest;
+// The largest of some numbers that are not nan.
+static real largest_of(const real* x, long number) {
+    Vector most = Vector{} - real(INFINITY);
+    real largest = -INFINITY;
+    long i = 0;
+    for (; i + LANES <= number; i += LANES) {
+        const Vector part = *reinterpret_cast<const Anywhere*>(x + i);
+        most = part > most ? part : most;
     }
-    for (long i = 0; i < N * N; i++) s_NM[i] = exponential(s_NM[i]);
-    for (long n = 0; n < N; n++) {
-        real *row = s_NM + n * N, sum = 0;
+    for (; i < number; i++) largest = x[i] > largest ? x[i] : largest;
+    for (long lane = 0; lane < LANES; lane++) largest = most[lane] > largest ? most[lane] : largest;
+    return largest;
+}
+// In place, of each row.
+static void softmax(Rows rows, real* s_RN) {
+    const long M = rows.M;
+    for (long n = 0; n < rows.R; n++) {
+        real* row = s_RN + n * N;
+        const real largest = largest_of(row, M);
+        for (long m = 0; m < M; m++) row[m] -= largest;
+    }
+    for (long run = 0; run < rows.runs(); run++)
+        for (long i = 0; i < rows.length(); i++) s_RN[run * N + i] = exponential(s_RN[run * N + i]);
+    for (long n = 0; n < rows.R; n++) {
+        real *row = s_RN + n * N, sum = 0;
 #pragma omp simd reduction(+ : sum)
-        for (long m = 0; m < N; m++) sum += row[m];
-        for (long m = 0; m < N; m++) row[m] /= sum;
+        for (long m = 0; m < M; m++) sum += row[m];
+        for (long m = 0; m < M; m++) row[m] /= sum;
     }
 }
 // From the slope of P to that of the scores, in place.
-static void softmax_backward(const real* p_NM, real* slope_NM) {
-    for (long n = 0; n < N; n++) {
-        const real* p = p_NM + n * N;
-        real *slope = slope_NM + n * N, along = 0;
+static void softmax_backward(Rows rows, const real* p_RN, real* slope_RN) {
+    for (long n = 0; n < rows.R; n++) {
+        const real* p = p_RN + n * N;
+        real *slope = slope_RN + n * N, along = 0;
 #pragma omp simd reduction(+ : along)
-        for (long m = 0; m < N; m++) along += slope[m] * p[m];
+        for (long m = 0; m < rows.M; m++) along += slope[m] * p[m];
 #pragma omp simd
-        for (long m = 0; m < N; m++) slope[m] = p[m] * (slope[m] - along);
+        for (long m = 0; m < rows.M; m++) slope[m] = p[m] * (slope[m] - along);
     }
 }
 

@@ -12,7 +12,8 @@
 #include <utility>
 
 // Always inlined, so that the compiler knows the sizes that a caller knows.
-#define INLINE static inline __attribute__((always_inline))
+#define INLINED __attribute__((always_inline))
+#define INLINE static inline INLINED
 
 // Bytes of a vector register, and the rows and vectors of a tile, which leave a few registers to a and b.
 #if defined(__AVX512F__)

@@ -69,6 +69,7 @@ class Seed {
     // mean loss on the whole batch, whose tokens are those of the score.
     Score gradients(const real* weights, real* d_weights, long seed, long begin, long end) {
         w = weights, d = d_weights;
+        count_seen();
         std::memset(d, 0, net.num_weights * sizeof(real));
         if (net.is_l2) {
             std::copy_n(weights, net.num_weights, as_applied);
@@ -112,6 +113,7 @@ class Seed {
     const real* w;
     real* d;
     Dropout dropout{};
+    std::vector<long> num_seen;
     long start, B, T;  // of the chunk: its first sequence, its number of sequences and of tokens
     std::vector<KeptSublayer> kept;
     KeptNorm embedding, last;
@@ -202,34 +204,84 @@ class Seed {
         const long b = head / H, h = head % H, queries = b * N * E + h * K;
         return {queries, queries + E - J - I, b * N * E + E - J + h * V, head * N * N, b * N * J + h * V};
     }
+    // Queries of a head are taken together if there are few, or if all see all keys. Else each of ROWS goes with the keys
+    // up to the last one that they see.
+    bool goes_whole() const { return N <= ROWS || !net.hidden_NM; }
+    void count_seen() {
+        if (goes_whole()) return;
+        num_seen.assign((N + ROWS - 1) / ROWS, 0);
+        for (long i = 0; i < N * N; i++)
+            if (net.hidden_NM[i] == 0) num_seen[i / N / ROWS] = std::max(num_seen[i / N / ROWS], i % N + 1);
+        num_seen.back() = N;
+    }
+    // Calls a function with the queries of a head, those that see all keys first.
+    template <class Function>
+    INLINED inline void each_rows(Function function) const {
+        if (goes_whole()) return function(Rows{0, N, N});
+        for (long part = num_seen.size() - 1; part >= 0; part--)
+            function(Rows{part * ROWS, std::min(ROWS, N - part * ROWS), num_seen[part]});
+    }
+    // The products of rows of a with rows of b, where queries see keys.
+    template <long inner>
+    INLINED inline void multiply_seen(Matrix a, const real* b, long width, real* table_NM) const {
+        if (goes_whole()) return multiply(N, N, inner, a, transpose_of(b, width), table_NM, N, false);
+        constexpr long across = TILE_VECTORS * LANES;
+        for (long m = 0, part = 0; m < N; m += across) {
+            while (num_seen[part] <= m) part++;
+            const long n = part * ROWS;
+            multiply(N - n, std::min(across, N - m), inner, {a.numbers + n * a.row, a.row, 1},
+                     transpose_of(b + m * width, width), table_NM + n * N + m, N, false);
+        }
+    }
     // tokens: of the chunk; null if none can be absent.
     void attend(const KeptSublayer& kept, long head, const int64_t* tokens) {
         const Head at = place_of(head);
-        const real *k_NK = kept.in_TE + at.keys;
-        real* p_NM = kept.p_BHNM + at.table;
-        multiply(N, N, K, rows_of(kept.in_TE + at.queries, E), transpose_of(k_NK, E), p_NM, N, false);
-        if (net.is_l2) without_halves(k_NK, p_NM);
-        for (long i = 0; i < N * N; i++) p_NM[i] *= real(net.score_scale);
-        for (long i = 0; i < N * N && net.hidden_NM; i++) p_NM[i] += net.hidden_NM[i];
+        const real* k_NK = kept.in_TE + at.keys;
         const int64_t* own = tokens ? tokens + head / H * N : nullptr;
-        for (long m = 0; m < N && own; m++)  // no token sees an absent one, except that one itself
-            for (long n = 0; n < N && own[m] < 0; n++)
-                if (n != m) p_NM[n * N + m] = -INFINITY;
-        softmax(p_NM);
-        multiply(N, V, N, rows_of(dropped(kept, at.table), N), rows_of(kept.in_TE + at.values, E), kept.mixed + at.outputs, J,
-                 false);
+        const real scale = net.score_scale;
+        multiply_seen<K>(rows_of(kept.in_TE + at.queries, E), k_NK, E, kept.p_BHNM + at.table);
+        each_rows([&](Rows rows) INLINED {
+            const auto [first, R, M] = rows;
+            real* p_RN = kept.p_BHNM + at.table + first * N;
+            const real* hidden_RN = net.hidden_NM ? net.hidden_NM + first * N : nullptr;
+            if (net.is_l2) without_halves(rows, k_NK, p_RN);
+            for (long run = 0; run < rows.runs(); run++) {
+                real* p = p_RN + run * N;
+                for (long i = 0; i < rows.length(); i++) p[i] *= scale;
+                if (!hidden_RN) continue;
+                for (long i = 0; i < rows.length(); i++) p[i] += hidden_RN[run * N + i];
+            }
+            for (long m = 0; m < M && own; m++)  // no token sees an absent one, except that one itself
+                for (long n = 0; n < R && own[m] < 0; n++)
+                    if (first + n != m) p_RN[n * N + m] = -INFINITY;
+            softmax(rows, p_RN);
+            multiply(R, V, M, rows_of(dropped(kept, at.table, rows), N), rows_of(kept.in_TE + at.values, E),
+                     kept.mixed + at.outputs + first * J, J, false);
+        });
     }
     void attend_backward(const KeptSublayer& kept, long head) {
         const Head at = place_of(head);
         const real *q_NK = kept.in_TE + at.queries, *k_NK = kept.in_TE + at.keys, *dmixed_NV = dmixed + at.outputs;
-        multiply(N, N, V, rows_of(dmixed_NV, J), transpose_of(kept.in_TE + at.values, E), slope_NM, N, false);
-        dropout.apply(slope_NM, N * N, kept.place_of_weights + start * H * N * N + at.table);
-        softmax_backward(kept.p_BHNM + at.table, slope_NM);
-        for (long i = 0; i < N * N; i++) slope_NM[i] *= real(net.score_scale);
-        multiply(N, K, N, rows_of(slope_NM, N), rows_of(k_NK, E), din_TE + at.queries, E, false);
-        multiply(N, K, N, transpose_of(slope_NM, N), rows_of(q_NK, E), din_TE + at.keys, E, SHARED);
-        if (net.is_l2) halves_backward(k_NK, slope_NM, din_TE + at.keys);
-        multiply(N, V, N, transpose_of(dropped(kept, at.table), N), rows_of(dmixed_NV, J), din_TE + at.values, E, false);
+        const real scale = net.score_scale;
+        multiply_seen<V>(rows_of(dmixed_NV, J), kept.in_TE + at.values, E, slope_NM);
+        each_rows([&](Rows rows) INLINED {
+            const auto [first, R, M] = rows;
+            real* slope_RN = slope_NM + first * N;
+            apply_dropout(kept, at.table, rows, slope_RN);
+            softmax_backward(rows, kept.p_BHNM + at.table + first * N, slope_RN);
+            for (long run = 0; run < rows.runs(); run++)
+                for (long i = 0; i < rows.length(); i++) slope_RN[run * N + i] *= scale;
+            multiply(R, K, M, rows_of(slope_RN, N), rows_of(k_NK, E), din_TE + at.queries + first * E, E, false);
+        });
+        each_rows([&](Rows rows) INLINED {
+            const auto [first, R, M] = rows;
+            const real* slope_RN = slope_NM + first * N;
+            const bool adds = first + R < N;
+            multiply(M, K, R, transpose_of(slope_RN, N), rows_of(q_NK + first * E, E), din_TE + at.keys, E, SHARED || adds);
+            if (net.is_l2) halves_backward(rows, k_NK, slope_RN, din_TE + at.keys);
+            multiply(M, V, R, transpose_of(dropped(kept, at.table, rows), N), rows_of(dmixed_NV + first * J, J),
+                     din_TE + at.values, E, adds);
+        });
     }
     // Divides the outputs of all heads, (T, J), or their slopes, by the bound of their sequence.
     void contract(const KeptSublayer& kept, real* x_TJ, const int64_t* tokens) {
@@ -241,17 +293,24 @@ class Seed {
             for (long i = b * N * J; i < (b + 1) * N * J; i++) x_TJ[i] *= factor;
         }
     }
-    // P of a head after dropout.
-    const real* dropped(const KeptSublayer& kept, long table) {
-        if (dropout.scale == 0) return kept.p_BHNM + table;
-        std::copy_n(kept.p_BHNM + table, N * N, dropped_NM);
-        dropout.apply(dropped_NM, N * N, kept.place_of_weights + start * H * N * N + table);
+    // Multiplies numbers of a head's table by the masks of dropout.
+    void apply_dropout(const KeptSublayer& kept, long table, Rows rows, real* x_RN) const {
+        const long place = kept.place_of_weights + start * H * N * N + table + rows.first * N;
+        for (long run = 0; run < rows.runs(); run++) dropout.apply(x_RN + run * N, rows.length(), place + run * N);
+    }
+    // P of some queries of a head after dropout.
+    const real* dropped(const KeptSublayer& kept, long table, Rows rows) {
+        const real* p_RN = kept.p_BHNM + table + rows.first * N;
+        if (dropout.scale == 0) return p_RN;
+        for (long run = 0; run < rows.runs(); run++) std::copy_n(p_RN + run * N, rows.length(), dropped_NM + run * N);
+        apply_dropout(kept, table, rows, dropped_NM);
         return dropped_NM;
     }
 
     void forward(long s, const int64_t* tokens) {
         const Sublayer& sub = net.sublayers[s];
         const KeptSublayer& k = kept[s];
+        const real skip = sub.skip, branch = sub.branch, share = net.share;
         if (sub.before.kind != NO_NORM) norm(w, sub.before, k.x_TD, k.read_TD, k.before, T);
         if (sub.is_mlp) {
             map<F>(w, sub.in, D, k.read_TD, k.in_TE, T);
@@ -260,14 +319,13 @@ class Seed {
         } else {
             map<E>(w, sub.in, D, k.read_TD, k.in_TE, T);
             for (long head = 0; head < B * H; head++) attend(k, head, tokens);
-            for (long i = 0; i < T * J && net.share != 1; i++) k.mixed[i] *= real(net.share);
+            for (long i = 0; i < T * J && share != 1; i++) k.mixed[i] *= share;
             if (net.contraction) contract(k, k.mixed, tokens);
             map<D>(w, sub.out, J, k.mixed, y_TD, T);
         }
         dropout.apply(y_TD, T * D, k.place_of_output + start * N * D);
         if (sub.behind.kind != NO_NORM) norm(w, sub.behind, y_TD, y_TD, k.behind, T);
         real* sum_TD = state_after(s);
-        const real skip = sub.skip, branch = sub.branch;
         if (skip == 0)  // not even a nan is carried past the sub-layer
             for (long i = 0; i < T * D; i++) sum_TD[i] = branch * y_TD[i];
         else
@@ -278,8 +336,9 @@ class Seed {
     void backward(long s, const int64_t* tokens) {
         const Sublayer& sub = net.sublayers[s];
         KeptSublayer& k = kept[s];
+        const real skip = sub.skip, branch = sub.branch, share = net.share;
         if (sub.after.kind != NO_NORM) norm_backward(w, d, sub.after, k.after, dx_TD, T);
-        for (long i = 0; i < T * D; i++) y_TD[i] = real(sub.branch) * dx_TD[i];
+        for (long i = 0; i < T * D; i++) y_TD[i] = branch * dx_TD[i];
         if (sub.behind.kind != NO_NORM) norm_backward(w, d, sub.behind, k.behind, y_TD, T);
         dropout.apply(y_TD, T * D, k.place_of_output + start * N * D);
         const long inner = sub.is_mlp ? F : J, wide = sub.is_mlp ? F : E;
@@ -293,13 +352,13 @@ class Seed {
                 for (long i = 0; i < T * J; i++) k.slope_of_bound -= dmixed[i] * k.mixed[i];
                 contract(k, dmixed, tokens);
             }
-            for (long i = 0; i < T * J && net.share != 1; i++) dmixed[i] *= real(net.share);
+            for (long i = 0; i < T * J && share != 1; i++) dmixed[i] *= share;
             for (long head = 0; head < B * H; head++) attend_backward(k, head);
             map_weights_backward<E>(d, sub.in, D, k.read_TD, din_TE, T);
         }
         map_backward(w, sub.in, wide, D, din_TE, y_TD, T);
         if (sub.before.kind != NO_NORM) norm_backward(w, d, sub.before, k.before, y_TD, T);
-        for (long i = 0; i < T * D; i++) dx_TD[i] = real(sub.skip) * dx_TD[i] + y_TD[i];
+        for (long i = 0; i < T * D; i++) dx_TD[i] = skip * dx_TD[i] + y_TD[i];
     }
 
     // Adds to the score, and turns the outputs of the chunk into their slopes.

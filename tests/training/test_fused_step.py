@@ -47,6 +47,7 @@ NEAREST += ["task.test_size=20"]  # coordinates and numbers; only the last token
 MEMORIZATION = ["task=memorization", "task.length=5", "task.classes=5", "task.vocabulary=7", "task.train_size=40"]
 TEXT = ["task=char_lm", "task.length_limit=23", "task.train_size=70", "task.valid_size=10", "task.test_size=10"]
 TEXT += ["task.pad_to=4", "model.mask=causal"]
+LONG_TEXT = [*TEXT, "task.length_limit=90"]  # attention in parts of 32 queries
 CURRICULUM = ["task=linear_regression", "task.points=8", "task.dimension=3", "task.start_points=2"]
 CURRICULUM += ["task.start_dimension=1", "task.curriculum_every=4", "task.test_size=8", "model.mask=causal"]
 CONTRACTIVE = ["model.attention=contractive_l2", "model.tied_qk=true", "model.contraction=0.9"]
@@ -99,6 +100,10 @@ TOGGLES = {
     "queries that are keys": ["model.tied_qk=true", "model.mask=causal"],
     "a text": TEXT,
     "a text, l2 and dropout": [*TEXT, "model.attention=l2", "model.tied_qk=true", "model.dropout=0.3"],
+    "a long text": [*LONG_TEXT, "model.dropout=0.3"],
+    "a long text, l2, whose queries are keys": [*LONG_TEXT, "model.attention=l2", "model.tied_qk=true"],
+    "many tokens and a window": ["task.length=70", "model.mask=window", "model.window=3", "model.tied_qk=true"],
+    "many tokens and the others": ["task.length=65", "model.mask=others", "model.dropout=0.3"],
     "a text, contractive l2": [*TEXT, *CONTRACTIVE, "model.contraction_keys=23"],
 }
 # Of float32: the gradients of a few hundred tokens are sums of numbers rounded to 6e-8.
