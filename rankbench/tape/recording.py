@@ -365,7 +365,7 @@ class Recorder(TorchFunctionMode):
             if not (tensor.is_floating_point() or tensor.is_complex()):
                 made_of = [made for tag in tags if (made := tag.counted or tag).kind == Kind.ACTIVATION]
                 counted = self.value_only(call, made_of) if made_of else None
-                if counted is not None and call.function.endswith(("max", "min")):  # places of the largest, or they
+                if counted is not None and call.function.endswith(("max", "min")):  # places of extremes
                     counted.form = "largest"
                 tag = Tag(Kind.CONSTANT, counted=counted)
             tag.maker, tag.depth, tag.passed = call, depth, passed

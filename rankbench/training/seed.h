@@ -59,8 +59,8 @@ class Seed {
         outputs_TC = take(T * C);
         dropped_NM = take(N * N);
         slope_NM = take(N * N);
-        read_TD = take(net.read_in_down.weight < 0 ? 0 : T * D);
-        read_slope_TD = take(net.read_in_down.weight < 0 ? 0 : T * D);
+        read_in_TD = take(net.read_in_down.weight < 0 ? 0 : T * D);
+        read_in_slope_TD = take(net.read_in_down.weight < 0 ? 0 : T * D);
         as_applied = take(net.is_l2 ? net.num_weights : 0);
     }
     long size = 0;
@@ -117,9 +117,10 @@ class Seed {
     long start, B, T;  // of the chunk: its first sequence, its number of sequences and of tokens
     std::vector<KeptSublayer> kept;
     KeptNorm embedding, last;
-    // dx: the slope of the last state that is not yet done. read: the activation of an MLP that reads in, and its
+    // dx: the slope of the last state that is not yet done. read_in: the activation of an MLP that reads in, and its
     // derivative. as_applied: all weights, for l2.
-    real *x_TD, *y_TD, *dx_TD, *dmixed, *din_TE, *outputs_TC, *dropped_NM, *slope_NM, *read_TD, *read_slope_TD, *as_applied;
+    real *x_TD, *y_TD, *dx_TD, *dmixed, *din_TE, *outputs_TC, *dropped_NM, *slope_NM, *read_in_TD, *read_in_slope_TD,
+        *as_applied;
 
     // Calls a function with each attention sub-layer and the places of its two maps.
     template <class Function>
@@ -170,16 +171,16 @@ class Seed {
             map<D>(w, net.read_in, net.num_inputs, coordinates, x, T);
         } else {
             map<D>(w, net.read_in, net.num_inputs, coordinates, y_TD, T);
-            activate(net.is_relu, y_TD, read_TD, read_slope_TD, T * D);
-            map<D>(w, net.read_in_down, D, read_TD, x, T);
+            activate(net.is_relu, y_TD, read_in_TD, read_in_slope_TD, T * D);
+            map<D>(w, net.read_in_down, D, read_in_TD, x, T);
         }
     }
     void read_in_backward(const real* coordinates) {
         if (net.read_in.weight < 0) return;
         if (net.read_in_down.weight >= 0) {
-            map_weights_backward<D>(d, net.read_in_down, D, read_TD, dx_TD, T);
+            map_weights_backward<D>(d, net.read_in_down, D, read_in_TD, dx_TD, T);
             map_backward(w, net.read_in_down, D, D, dx_TD, y_TD, T);
-            for (long i = 0; i < T * D; i++) dx_TD[i] = y_TD[i] * read_slope_TD[i];
+            for (long i = 0; i < T * D; i++) dx_TD[i] = y_TD[i] * read_in_slope_TD[i];
         }
         map_weights_backward<D>(d, net.read_in, net.num_inputs, coordinates, dx_TD, T);
     }
