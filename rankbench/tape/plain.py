@@ -15,10 +15,11 @@ from rankbench.tape.tags import Site, Tag, Verdict, Visit
 
 
 class Kept(NamedTuple):
-    """The factors of a product, and its result."""
+    """The factors of a product, and its result; of factors that a softmax made, its input."""
 
     tensors: tuple[Tensor, ...]
     result: Tensor
+    logits: tuple[Tensor | None, ...]
 
 
 class Size(NamedTuple):
@@ -116,8 +117,10 @@ class Plain(Recorder):
         return result
 
     def verdict(self, product: Product) -> Verdict:
-        kept = Kept(tuple(x.clone() for x in product.tensors), first_of(product.seen.result).clone())
-        self.kept[self.key_of(product.seen)] = kept
+        factors = () if product.is_kernel else product.tensors
+        logits = tuple(None if (x := self.tag(factor).logits) is None else x.clone() for factor in factors)
+        result = first_of(product.seen.result).clone()
+        self.kept[self.key_of(product.seen)] = Kept(tuple(x.clone() for x in product.tensors), result, logits)
         return product.by_tags
 
     def weighs(self, call: Call, p: Tensor, v: Tensor) -> None:

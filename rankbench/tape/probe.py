@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rankbench.config.keys import ConfigError
 from rankbench.tape.plain import Changed, Kept, Plain, first_of
-from rankbench.tape.reading import Axes, Factor, Lead, ReadCall
+from rankbench.tape.reading import Axes, Factor, ReadCall
 from rankbench.tape.recording import Product
 from rankbench.tape.replay import Call
 from rankbench.tape.rules.products import have_unit_sums, unclear_axes
@@ -83,7 +83,7 @@ class Touched(Touching):
 
     def verdict(self, product: Product) -> Verdict:
         key = self.key_of(product.seen)
-        old = self.base.kept.get(key) if self.way.scale else Kept(product.tensors, first_of(product.seen.result))
+        old = self.base.kept.get(key) if self.way.scale else Kept(product.tensors, first_of(product.seen.result), ())
         if old is None or [x.shape for x in old.tensors] != [x.shape for x in product.tensors]:
             raise Changed(product.seen.call)
         unclear = next((tag.unclear for x in product.tensors if (tag := self.tag(x)).unclear is not None), None)
@@ -154,7 +154,8 @@ class Touched(Touching):
         v, v0 = weighted.values(*product.tensors), weighted.values(*old.tensors)
         tag = Tag(Kind.ACTIVATION) if product.is_kernel else self.tag(product.tensors[side])
         at = touched_at(v, v0, -2) if product.is_kernel or tag.mixes else touched_keys(v, v0)
-        rows = [] if product.is_kernel or tag.mixes or not is_partly(at, v.shape[-2]) else paired_rows(p, p0, at)
+        may_pair = not (product.is_kernel or tag.mixes) and is_partly(at, v.shape[-2])
+        rows = paired_rows(*self._weights_or_logits(product, old, weighted, side), at) if may_pair else []
         if rows:
             tag = replace(tag, mixes=True)
             self.rows[key] = rows
@@ -185,7 +186,8 @@ class Touched(Touching):
         lead = lead_of(changed, is_zero(v, v0, p), p, leads, at, of_blocks)
         inputs = self._input_of(at, p.shape[-1]), self._input_of(queries or (), p.shape[-2])
         is_cross = None if in_window else reads_other_tokens(at, queries, p, inputs)
-        logits = self._logits(product, old, tag, lead)
+        logits = tag.logits
+        logits = lead.split(logits) if logits is not None and (logits.dim() == 4 or lead.flattened) else None
         call = ReadCall(
             key, seen.call, kind, is_sure, lead, tuple(p.shape), is_cross, *inputs,
             hidden_keys(lead.split(p0), logits, is_cross), self.depth + 1, tuple(self.stack),
@@ -195,6 +197,15 @@ class Touched(Touching):
         if is_pooling:
             self.pooled.append(call)
         return Verdict(Role.ATTENTION, side)
+
+    def _weights_or_logits(self, product: Product, old: Kept, weighted: Weighted, side: int) -> tuple[Tensor, Tensor]:
+        """P in the touched pass and in the plain one; if a softmax made it, its logits, which move with the touch where
+        a weight stays at 0 or 1."""
+        new, before = product.tensors, old.tensors
+        logits, logits0 = self.tag(new[side]).logits, old.logits[side] if old.logits else None
+        if logits is not None and logits0 is not None and logits.shape == logits0.shape == new[side].shape:
+            new, before = ((*x[:side], y, *x[side + 1 :]) for x, y in ((new, logits), (before, logits0)))
+        return weighted.weights(*new), weighted.weights(*before)
 
     def _kind(
         self,
@@ -305,10 +316,6 @@ class Touched(Touching):
             q, q0 = product.to_scores(*product.tensors)[0], product.to_scores(*old.tensors)[0]
             return touched_in_part(q, q0) if q.shape[:-1] == p.shape[:-1] and not torch.equal(q, q0) else None
         return None if tag.scores is None else self.parts.get((tag.scores.key, p.shape[:-1]))
-
-    def _logits(self, product: Product, old: Kept, tag: Tag, lead: Lead) -> Tensor | None:
-        logits = tag.logits
-        return lead.split(logits) if logits is not None and (logits.dim() == 4 or lead.flattened) else None
 
     def _input_of(self, at: Sequence[int], size: int) -> int | None:
         """Number of the only input that is touched at the same token; None if there is none, or several."""

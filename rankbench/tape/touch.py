@@ -109,8 +109,8 @@ def is_mask(x: Tensor) -> bool:
 
 
 def changed_numbers(new: Tensor, old: Tensor) -> Tensor:
-    """Which numbers are touched, less leaks."""
-    change = (new - old).abs()
+    """Which numbers are touched, less leaks; none of those that are infinite in both."""
+    change = (new - old).abs().nan_to_num()
     return change > LEAK * change.max() if change.numel() else change > 0
 
 

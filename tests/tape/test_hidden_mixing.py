@@ -48,6 +48,8 @@ class Weighted(Attention):
 
 # --- weights that no softmax of a product made ------------------------------------------------------------------------
 
+CAUSAL = torch.full((N, N), -torch.inf).triu(1)
+
 # P, and the function whose results `Held` holds
 WEIGHTS = {
     "the largest score": (lambda q, k: F.one_hot(scores_of(q, k).argmax(-1), N).to(q.dtype), "one_hot"),
@@ -55,11 +57,15 @@ WEIGHTS = {
     "whole numbers": (lambda q, k: (127 * scores_of(q, k).sigmoid()).to(torch.int8).to(q.dtype) / N / 127, "sigmoid"),
     "sigmoid of distances": (lambda q, k: (1 - distances(q, k)).sigmoid() / N, "sigmoid"),
     "exponentials of distances": (lambda q, k: (-0.1 * distances(q, k)).exp() / N, "exp"),
+    "softmax of distances": (lambda q, k: (-distances(q, k)).softmax(-1), "softmax"),
+    "softmax that no change moves": (lambda q, k: (-1e4 * distances(q, k)).softmax(-1), "softmax"),
+    "masked softmax of distances": (lambda q, k: (CAUSAL - 1e4 * distances(q, k)).softmax(-1), "softmax"),
+    "additive": (lambda q, k: (q[..., :, None, :] + k[..., None, :, :]).tanh().sum(-1).softmax(-1), "softmax"),
 }
 
 
 @pytest.mark.parametrize("name", WEIGHTS)
-def test_weights_without_a_softmax_are_weights(name):
+def test_weights_that_no_softmax_of_a_product_made_are_weights(name):
     weights, p = WEIGHTS[name]
     module, x = drawn(Sequence(Weighted(weights), MLP(), Weighted(weights))), states()
     wanted_KBND, counts = by_length(every_path(module, {"x": x}, p))
