@@ -281,6 +281,39 @@ def test_the_sums_of_each_length_are_those_of_every_path(name):
     assert sums.remainder < NO_PATH
 
 
+class Added(nn.Module):
+    """A branch that is added by this function of the state, the branch and a vector."""
+
+    def __init__(self, add):
+        super().__init__()
+        self.branch, self.share, self.add = Attention(written_out), nn.Parameter(torch.ones(D)), add
+
+    def forward(self, x):
+        return self.add(x, self.branch(x), self.share)
+
+
+MIXED = lambda x, y, share: x + share * (y - x)  # noqa: E731
+SCALED = lambda x, y, share: x + 2 * share * y  # noqa: E731
+ADDED = {
+    "lerp": (torch.lerp, MIXED),
+    "lerp in place": (lambda x, y, share: x.clone().lerp_(end=y, weight=share), MIXED),
+    "lerp by a gate": (
+        lambda x, y, share: x.lerp(y, (share * x).sigmoid()),
+        lambda x, y, share: MIXED(x, y, (share * x).sigmoid()),
+    ),
+    "addcmul": (lambda x, y, share: torch.addcmul(x, share, y, value=2), SCALED),
+    "addcdiv": (lambda x, y, share: x.addcdiv(y, 1 / share, value=2), SCALED),
+}
+
+
+@pytest.mark.parametrize("name", ADDED)
+def test_a_call_that_is_several_others_is_read_as_these(name):
+    networks = [drawn(nn.Sequential(*(Added(add) for _ in range(2)))) for add in ADDED[name]]
+    tape, same = (record(network, states()) for network in networks)
+    assert tape.paths().by_length == same.paths().by_length == TWO
+    torch.testing.assert_close(tape.sums().by_length_KBND, same.sums().by_length_KBND)
+
+
 def test_a_scan_alone_is_refused():
     with pytest.raises(ConfigError, match="Sequence: made no attention call that the tape knows"):
         record(stack(StateSpace(), Recurrence()), x=states())

@@ -238,9 +238,9 @@ WINDOWS = {
 class Sliding(Attention):
     """Each token sees those up to `before` and `after` it: from windows of keys, or by a mask of all of them."""
 
-    def __init__(self, mix, before, after):
+    def __init__(self, mix, before, after, unfolded=False):
         super().__init__(written_out)
-        self.mix, self.before, self.after = mix, before, after
+        self.mix, self.before, self.after, self.unfolded = mix, before, after, unfolded
 
     def forward(self, x):
         q, k, v = (heads_of(part(x)) for part in (self.q, self.k, self.v))
@@ -250,7 +250,11 @@ class Sliding(Attention):
             hidden_NM = (apart_NM < -self.before) | (apart_NM > self.after)
             return self.out(joined((q @ k.mT).masked_fill(hidden_NM, -torch.inf).softmax(-1) @ v))
         seen_NJ = here[:, None] + torch.arange(size) - self.before
-        keys, values = (F.pad(y, (0, 0, self.before, self.after))[:, :, seen_NJ + self.before] for y in (k, v))
+        keys, values = (F.pad(y, (0, 0, self.before, self.after)) for y in (k, v))
+        if self.unfolded:
+            keys, values = (y.unfold(2, size, 1).mT for y in (keys, values))
+        else:
+            keys, values = (y[:, :, seen_NJ + self.before] for y in (keys, values))
         scores = (q[..., None, :] * keys).sum(-1).masked_fill((seen_NJ < 0) | (seen_NJ >= len(here)), -torch.inf)
         return self.out(joined(self.mix(scores.softmax(-1), values)))
 
@@ -277,6 +281,7 @@ SEEN = {
     "both sides": lambda mix: Sliding(mix, 1, 1),
     "before": lambda mix: Sliding(mix, 2, 0),
     "after": lambda mix: Sliding(mix, 0, 1),
+    "unfolded": lambda mix: Sliding(mix, 2, 1, unfolded=True),
     "chosen": Chosen,
 }
 

@@ -44,7 +44,7 @@ def _expand(seen: Seen) -> Tag:
 
 @rule("transpose", "permute", "movedim", "moveaxis", "swapaxes", "swapdims", "t", "T", "mT", "adjoint")
 @rule("getitem", "narrow", "select", "index_select", "gather", "take_along_dim", "diagonal", "roll", "flip")
-@rule("repeat", "tile", "repeat_interleave")
+@rule("repeat", "tile", "repeat_interleave", "unfold")
 def _move(seen: Seen) -> Tag:
     function, others, kwargs = seen.function, seen.args[1:], seen.kwargs
     chosen_by = [tag.counted for x in tensors_in([others, kwargs]) if (tag := seen.tag(x)).counted is not None]

@@ -166,6 +166,20 @@ def _addmm(seen: Seen) -> Tag | None:
     return _affine(seen, a, b.mT if alpha == 1 else alpha * b.mT, c if beta == 1 else beta * c)
 
 
+WRITTEN_OUT: dict[str, Callable[..., Tensor]] = {
+    "lerp": lambda start, end, weight: start + weight * (end - start),
+    "addcmul": lambda x, tensor1, tensor2, value=1: x + value * (tensor1 * tensor2),
+    "addcdiv": lambda x, tensor1, tensor2, value=1: x + value * (tensor1 / tensor2),
+}
+
+
+@rule(*WRITTEN_OUT)
+def _written_out(seen: Seen) -> Tag:
+    """A call that is several others, recorded as these."""
+    with seen.recorder:
+        return replace(seen.tag(WRITTEN_OUT[seen.name](*seen.args, **seen.kwargs)))
+
+
 @rule("tensordot", "linalg_multi_dot", "chain_matmul", "operator", *KERNELS)
 def uncovered(seen: Seen) -> None:
     """A call that no rule covers. Of two activations it may be attention, and the module is refused."""
