@@ -21,15 +21,22 @@ from rankbench.measures.law import LAWS
 from rankbench.model.bare import drawn_network, with_identity_values
 from rankbench.model.network import run
 from rankbench.model.norm import Norm
-from rankbench.papers import bruno_2025, chen_2026, fedorov_2026, queipo_2025, sun_2025, wu_2025
-from rankbench.papers.giorlandino_2025 import signal_propagation
+from rankbench.papers import (
+    bruno_2025,
+    chen_2026,
+    fedorov_2026,
+    giorlandino_2025,
+    nait_saada_2025,
+    noci_2022,
+    queipo_2025,
+    sun_2025,
+    wu_2024,
+    wu_2025,
+    xie_2025,
+)
 from rankbench.papers.karagodin_2025 import norm_placement
 from rankbench.papers.kim_2021 import power_iteration, score_biases
-from rankbench.papers.nait_saada_2025 import spectral_gap
-from rankbench.papers.noci_2022 import residual_scale
 from rankbench.papers.own import norm_ranks, path_lengths
-from rankbench.papers.wu_2024 import layernorm_rank
-from rankbench.papers.xie_2025 import stream_collapse
 
 CLAIMS = {name: claim for name, claim in judging.CLAIMS.items() if claim.table == "laws"}
 # By law: small sizes at which every seed is within the claim's tolerance.
@@ -62,21 +69,21 @@ SMALL = {
 
 
 def cosine_after(variant, layers):
-    return next(itertools.islice(propagation.cosines(*signal_propagation.VARIANTS[variant]), layers, None))
+    return next(itertools.islice(propagation.cosines(*giorlandino_2025.VARIANTS[variant]), layers, None))
 
 
 # Numbers that were computed in float64 by other code.
 @pytest.mark.parametrize(
     ("got", "wanted"),
     [
-        (residual_scale.cosine(1, 32, 12), 0.99225),
-        (residual_scale.cosine(12**-0.5, 32, 12), 0.047988),
+        (noci_2022.cosine(1, 32, 12), 0.99225),
+        (noci_2022.cosine(12**-0.5, 32, 12), 0.047988),
         *((sun_2025.variance(layers), variance) for layers, variance in ((1, 3), (8, 17), (32, 65), (64, 129))),
         *((sun_2025.variance(layers, -0.5), v) for layers, v in ((1, 3), (8, 6.44), (32, 9.12), (64, 10.49))),
         *((chen_2026.gradient_limit(gamma, 4), norm) for gamma, norm in ((1, 0), (2, 0.1875), (3, 0.75))),
         *((chen_2026.limit(gamma), cosine) for gamma, cosine in ((1, 1), (2, 0.8), (3, 0.5))),
         *((entropy_bound.least_entropy(8, s), e) for s, e in ((1, 1.979691), (3, 0.957457), (6, 0.084114))),
-        (spectral_gap.bulk(1.0) ** 2, 1.718282),
+        (nait_saada_2025.bulk(1.0) ** 2, 1.718282),
         (norm_placement.first_speed("post", 16, 1.0), 0.112878),
         *((cosine_after("post", layers), c) for layers, c in ((1, 0.337), (5, 0.893), (20, 1.000), (100, 1.000))),
         *((cosine_after("pre", layers), c) for layers, c in ((1, 0.336), (5, 0.756), (20, 0.950), (100, 0.991))),
@@ -177,11 +184,11 @@ def test_no_stable_rank_is_above_the_bound_of_its_massive_token():
     assert queipo_2025.bound(8, 64, 64) == pytest.approx((64 + 63) / (64 + 63 / 64), rel=1e-15)
 
 
-@pytest.mark.parametrize(("kind", "share"), stream_collapse.MIXES.values())
+@pytest.mark.parametrize(("kind", "share"), xie_2025.MIXES.values())
 def test_streams_are_as_far_apart_as_every_mixing_matrix_says(kind, share):
     """Second moments of the streams of one coordinate, averaged over all permutations in each sub-layer. Rounding of a
     few dozen products of order 1."""
-    S = stream_collapse.STREAMS
+    S = xie_2025.STREAMS
     centred_SS = np.eye(S) - 1 / S
     orders = [np.eye(S)[list(order)] for order in itertools.permutations(range(S))]
     mixes = [(1 - share) * np.eye(S) + share * (np.full((S, S), 1 / S) if kind == "average" else pi) for pi in orders]
@@ -190,8 +197,8 @@ def test_streams_are_as_far_apart_as_every_mixing_matrix_says(kind, share):
         moments_SS = np.mean([mix @ moments_SS @ mix.T for mix in mixes], axis=0)
         moments_SS += np.outer(np.eye(S)[layer % S], np.eye(S)[layer % S])
         wanted = math.sqrt(np.trace(centred_SS @ moments_SS) / np.trace(moments_SS))
-        assert stream_collapse.apart(layer, stream_collapse.kept(kind, share)) == pytest.approx(wanted, rel=1e-13)
-    drawn_SS = stream_collapse.mixing(kind, share, torch.Generator().manual_seed(0)).numpy()
+        assert xie_2025.apart(layer, xie_2025.kept(kind, share)) == pytest.approx(wanted, rel=1e-13)
+    drawn_SS = xie_2025.mixing(kind, share, torch.Generator().manual_seed(0)).numpy()
     assert any(np.allclose(drawn_SS, mix, rtol=0, atol=1e-15) for mix in mixes)
 
 
@@ -260,7 +267,7 @@ def test_tokens_under_a_norm_end_in_their_equilibrium_of_any_rank(ratio, rank):
     for _ in range(4000):
         x_NN = x_NN.cumsum(0) * values_N
         x_NN /= np.linalg.norm(x_NN, axis=1, keepdims=True)
-    equilibrium_NN = np.array(layernorm_rank.equilibrium(ratio, 6))
+    equilibrium_NN = np.array(wu_2024.equilibrium(ratio, 6))
     np.testing.assert_allclose(x_NN, equilibrium_NN, atol=1e-9)
     assert np.linalg.matrix_rank(equilibrium_NN, tol=1e-6) == rank
     assert equilibrium_NN[1, 0] == pytest.approx(min(1, 1 / (ratio - 1)))

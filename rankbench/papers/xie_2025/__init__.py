@@ -1,15 +1,95 @@
-"""Claims of Xie et al. 2025: doubly stochastic mixing keeps the size of the states, and makes the streams one."""
+"""Streams that collapse: what doubly stochastic mixing leaves of their differences (Xie et al. 2025, mHC).
+
+Hyper-connections turn the S streams X of a token into M X + w y, where y is what the sub-layer writes. Here w writes to
+one stream, the streams begin equal, and y has variance 1 and is independent of the streams, as with fresh weights
+behind a norm. A doubly stochastic M keeps the streams' mean and multiplies the expected squared size of their
+differences by q:
+
+    average       M = (1 - e) I + e 1 1^T / S                    q = (1 - e)^2
+    permutation   M = (1 - e) I + e Pi, Pi a random permutation  q = (1 - e)^2 + e^2
+
+The second holds because the mean of Pi is 1 1^T / S, which takes the differences to 0. After l sub-layers the
+differences have the squared size C = (1 - 1/S) (1 + q + ... + q^(l-1)) and the means S + l/S, so that the streams are
+sqrt(C / (C + S + l/S)) apart (rankbench.measures.streams.stream_residual). However near to I, mixing forgets what was
+written more than about 1/e sub-layers ago: from then on C stands still while the mean goes on growing, and the streams
+become one. The closed form is derived here.
+
+Control: M = I, which forgets nothing. The streams end sqrt(1 - 1/S) apart.
+
+Shapes: N token, D width, S stream.
+"""
 
 import pandas as pd
+import torch
+from torch import Tensor
 
 from rankbench.judging.claim import Claim, Control, below
 from rankbench.judging.of_laws import agrees
 from rankbench.judging.residual_left import ends, keeps
 from rankbench.judging.sweeps import at_value
-from rankbench.papers.xie_2025.stream_collapse import LAW
+from rankbench.measures.law import CLAIMED, CONTROL, Law, Measured, Predicted
+from rankbench.measures.streams import streams_by_layer
+from rankbench.model.bare import drawn_network
+
+STREAMS = 4
+MIXES = {"average, e = 0.1": ("average", 0.1), "average, e = 0.02": ("average", 0.02)}
+MIXES |= {"permutation, e = 0.3": ("permutation", 0.3)}
+# Each token by itself; what a sub-layer writes has variance 1.
+KEYS = {"mix_attention": 0.0, "mix_identity": 1.0, "skip": True, "norm": "pre"}
+KEYS |= {"hyper_connections": "free", "streams": STREAMS}
+
+
+def kept(kind: str, share: float) -> float:
+    """q, the factor of the squared differences; share: e."""
+    return (1 - share) ** 2 + (share**2 if kind == "permutation" else 0)
+
+
+def apart(layers: int, kept: float, streams: int = STREAMS) -> float:
+    """How far the streams are apart after this many sub-layers."""
+    differences = (1 - 1 / streams) * sum(kept**layer for layer in range(layers))
+    return float((differences / (differences + streams + layers / streams)) ** 0.5)
+
+
+def mixing(kind: str, share: float, generator: torch.Generator, streams: int = STREAMS) -> Tensor:
+    """M, (S, S)."""
+    identity_SS = torch.eye(streams, dtype=torch.float64)
+    other_SS = torch.full_like(identity_SS, 1 / streams)
+    if kind == "permutation":
+        other_SS = identity_SS[torch.randperm(streams, generator=generator)]
+    return (1 - share) * identity_SS + share * other_SS
+
+
+def predicted(layers: int, **_: int) -> Predicted:
+    """How far the streams are apart after each layer, by kind of mixing."""
+    for name, mix in MIXES.items():
+        yield from ((name, layer, apart(layer, kept(*mix))) for layer in range(1, layers + 1))
+
+
+def network(generator: torch.Generator, tokens: int, layers: int, width: int, samples: int) -> Measured:
+    """The same for networks on random tokens, mean over `samples` networks."""
+    for setup, factor in ((CLAIMED, 1.0), (CONTROL, 0.0)):
+        for name, (kind, share) in MIXES.items():
+            sums_L = torch.zeros(layers, dtype=torch.float64)
+            for _ in range(samples):
+                drawn = drawn_network(generator, tokens, width=width, layers=layers, **KEYS)
+                for number, block in enumerate(drawn.blocks):
+                    block.attention_streams.mix.copy_(mixing(kind, factor * share, generator))
+                    block.attention_streams.write.zero_()[number % STREAMS] = 1
+                x_1ND = torch.randn(1, tokens, width, dtype=torch.float64, generator=generator)
+                sums_L += torch.stack([residual_B[0] for _, (residual_B, _) in streams_by_layer(drawn, x_1ND)])
+            yield from ((setup, name, layer, value / samples) for layer, value in enumerate(sums_L.tolist(), 1))
+
 
 PAPERS = {"Xie et al. 2025": "mHC: Manifold-constrained hyper-connections"}
-LAWS = {"stream_collapse": LAW}
+LAWS = {
+    "stream_collapse": Law(
+        sizes={"tokens": 8, "layers": 60, "width": 64, "samples": 4},
+        predicted=predicted,
+        network=network,
+        x_label="sub-layer",
+        value_label="distance of the streams",
+    )
+}
 XIE = "Xie et al. 2025, mHC: Manifold-constrained hyper-connections"
 
 
