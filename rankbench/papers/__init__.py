@@ -2,7 +2,8 @@
 
 A paper is read as a plug-in is (config.plugins): its dicts PAPERS, CLAIMS and LAWS, and its file published.csv.
 Nothing else imports it, so to remove a paper is to delete its folder, and the presets that judge its claims. Papers do
-not import one another: what several need is in rankbench.judging or rankbench.measures.
+not import one another: what several need is in rankbench.judging or rankbench.measures. The parentheses in a claim's
+statement say what its measure returns.
 """
 
 # Of their pages. Papers that are not named here come last.

@@ -50,7 +50,6 @@ def _full_rank(rows: pd.DataFrame, evaluation: str) -> float:
 
 
 def _least_fall_with_rank(rows: pd.DataFrame) -> float:
-    """Largest ratio of errors of neighbouring ranks: the higher rank's error over the lower rank's."""
     errors = trained_errors(rows)
     by_rank = errors[errors.copies == 1].groupby("rank").error.mean()
     if len(by_rank) < 2:
@@ -59,7 +58,6 @@ def _least_fall_with_rank(rows: pd.DataFrame) -> float:
 
 
 def _growth_with_points(rows: pd.DataFrame) -> float:
-    """Error at one number of points over the error at the next smaller one; minimum over these and the low ranks."""
     by_points = _low(trained_errors(rows)).pivot_table("error", "rank", "examples")
     if by_points.shape[1] < 2:
         raise NotMeasurable("only one number of points")
@@ -98,7 +96,6 @@ def _by_heads(rows: pd.DataFrame, form: str) -> pd.Series:
 
 
 def _vote_deviation(rows: pd.DataFrame) -> float:
-    """Largest deviation of the simulated votes from the formula, in standard errors."""
     votes = rows[rows.form == "majority_vote"]
     formula = _by_heads(votes, "majority_vote")
     simulated = votes[(votes.kind == "measured") & (votes.standard_error > 0)].set_index(["dimension", "heads"])

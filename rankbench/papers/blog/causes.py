@@ -25,7 +25,6 @@ def _least_speeding_up(rows: pd.DataFrame) -> float:
 
 
 def _decades_between(rows: pd.DataFrame, key: str) -> float:
-    """Decades between the largest and the smallest share that is left in a sweep."""
     logs = [log10_kept(of_value, "full") for of_value in rows_by_value(rows, key, fewest=2).values()]
     return max(logs) - min(logs)
 

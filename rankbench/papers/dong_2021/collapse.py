@@ -35,7 +35,6 @@ FIG2 = "Dong et al. 2021, sec. 4.1 and Fig. 2"
 
 
 def _collapsed(rows: pd.DataFrame, variant: str) -> float:
-    """Share of the sequences of which a variant leaves less than a tenth of the relative residual."""
     if "share_collapsed" not in rows:
         raise NotMeasurable("the table does not count the sequences that collapse; analyse the run again")
     return of_variant(rows, variant).share_collapsed.iloc[-1]
@@ -57,7 +56,6 @@ def _shift_by_training(rows: pd.DataFrame) -> float:
 
 
 def _from_cubic(rows: pd.DataFrame, variant: str) -> float:
-    """Distance from 3 of the growth exponents in the later half of the layers; of the one that is farthest off."""
     by_layer = of_variant(rows, variant)
     check_no_overflow(*by_layer.log10_relative_residual)
     later = by_layer[by_layer.layer > by_layer.layer.max() / 2].growth_exponent
@@ -101,7 +99,6 @@ def _largest_change_of_residual(rows: pd.DataFrame) -> float:
 
 
 def _least_kept_in_training(rows: pd.DataFrame) -> float:
-    """Smallest share over the steps that the network keeps."""
     states = pd.concat([last_of_layer(rows_of_step) for _, rows_of_step in rows.groupby("step")])
     by_step = states.pivot(index="step", columns="layer", values="relative_residual")
     least = (by_step.iloc[:, -1] / by_step.iloc[:, 0]).min()

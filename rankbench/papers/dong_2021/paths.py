@@ -100,13 +100,11 @@ def _by_architecture(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _gpt3_ahead(rows: pd.DataFrame, column: str) -> float:
-    """GPT-3's number less the largest of the others."""
     values = _by_architecture(rows)[column]
     return values["GPT-3"] - values.drop("GPT-3").max()
 
 
 def _rank_of_small_berts(rows: pd.DataFrame, column: str) -> float:
-    """Rank of the lower of DistilBERT and MobileBERT, counted from the largest number down."""
     return _by_architecture(rows)[column].rank(ascending=False)[["DistilBERT", "MobileBERT"]].max()
 
 

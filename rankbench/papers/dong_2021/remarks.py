@@ -16,7 +16,6 @@ SKIP, ALONE = "san_skip", "san"  # model of dong_fig3_circle: attention with a s
 
 
 def _ahead(rows: pd.DataFrame, others: pd.DataFrame) -> float:
-    """Layers by which the collapse is ahead of that of other rows."""
     logs = [log10_of(kept_measured(of_one)) for of_one in (rows, others)]
     if any(isinstance(log, AtMost) for log in logs):
         raise NotMeasurable("rounding hides what is left")

@@ -29,13 +29,11 @@ def _by_layer(rows: pd.DataFrame, weights: str) -> pd.Series:
 
 
 def _valley(rows: pd.DataFrame) -> float:
-    """The embedding's or the last layer's residual, whichever is smaller, over the smallest of all layers; trained."""
     residual = _by_layer(rows, "trained")
     return min(residual.iloc[0], residual.iloc[-1]) / residual.min()
 
 
 def _last_over_smallest(rows: pd.DataFrame) -> float:
-    """The last layer's residual over the smallest of all layers, before training."""
     residual = _by_layer(rows, "initialised")
     return residual.iloc[-1] / residual.min()
 

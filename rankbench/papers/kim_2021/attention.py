@@ -55,21 +55,17 @@ def _by_tokens(rows: pd.DataFrame, p: float, quantity: str) -> pd.Series:
 
 
 def _slope_off(rows: pd.DataFrame) -> float:
-    """Relative difference of two slopes against log N: the best lower bound's and the upper bound's."""
     curves = (_by_tokens(rows, np.inf, quantity) for quantity in ("ascent", "theorem"))
     lower, upper = (scipy.stats.linregress(np.log(values.index), values).slope for values in curves)
     return lower / upper - 1
 
 
 def _exponent_2(rows: pd.DataFrame) -> float:
-    """Exponent of N in the best lower bound for p = 2."""
     lower = _by_tokens(rows, 2, "ascent")
     return scipy.stats.linregress(np.log(lower.index), np.log(lower)).slope
 
 
 def _least_growth(rows: pd.DataFrame, attention: str) -> float:
-    """Exponent of the number of steps in the best start's norm for p = inf, over each later part of an ascent; of the
-    part and the layer in which it grows least."""
     best = (rows.quantity == "ascent") & (rows.p == np.inf) & (rows.start == 1) & (rows.attention == attention)
     if not best.any():
         raise NotMeasurable(f"no ascent of attention={attention}")
@@ -142,14 +138,12 @@ def _above_contraction(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _range_ratio(rows: pd.DataFrame) -> float:
-    """Range (largest less smallest entry) of the trained layer's outputs over that of its inputs."""
     ends = _of_trained(rows).groupby("of")[["smallest", "largest"]].first()
     ranges = ends.largest - ends.smallest
     return ranges["output"] / ranges["input"]
 
 
 def _range_differs(rows: pd.DataFrame) -> float:
-    """Factor between the range of the trained layer's outputs and that of its inputs, whichever is wider."""
     ratio = _range_ratio(rows)
     return max(ratio, 1 / ratio)
 

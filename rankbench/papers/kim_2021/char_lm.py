@@ -72,12 +72,10 @@ def _best_lstm(rows: pd.DataFrame) -> float:
 
 
 def _best_over_lstm(rows: pd.DataFrame) -> float:
-    """Best test loss of dot products at the numbers of layers that the paper names, less the best LSTM's."""
     return _by_layers(rows, DOT, "test_loss", *SATURATING).min() - _best_lstm(rows)
 
 
 def _trend_with_depth(rows: pd.DataFrame) -> float:
-    """Rank correlation of layers and test loss, in which changes of less than LITTLE count as none."""
     by_layers = _by_layers(rows, CONTRACTIVE, "test_loss")
     if len(by_layers) < 2:
         raise NotMeasurable(f"{CONTRACTIVE} has one number of layers")

@@ -52,14 +52,11 @@ def _crossing(lengths: pd.DataFrame, error: float) -> float:
 
 
 def _second_over_first(rows: pd.DataFrame) -> float:
-    """log of the lengths from an error of .01 to .001 over those from .1 to .01."""
     first, second, third = (_crossing(_lengths(rows), error) for error in (0.1, 0.01, 0.001))
     return math.log((third - second) / (second - first))
 
 
 def _tokens_behind_mean(rows: pd.DataFrame) -> float:
-    """Lengths from the first with a mean loss within .01 nats of the whole one to the first from which on nine tokens
-    in ten are within .01 nats of theirs."""
     lengths = _lengths(rows)
     mean, tokens = lengths.excess_loss_upto.abs() < 0.01, lengths.loss_settled_upto >= MOST_TOKENS
     return lengths.path_length[tokens].min() - lengths.path_length[mean].min()
@@ -84,8 +81,6 @@ def _has_learned(rows: pd.DataFrame) -> bool:
 
 
 def _power_of_depth(rows: pd.DataFrame) -> float:
-    """p of k99 ~ depth^p: slope of log k99 against log depth by least squares, over the depths whose network has
-    learned."""
     learned = {depth: of for depth, of in rows_by_value(rows, LAYERS).items() if _has_learned(of)}
     if len(learned) < FEWEST_DEPTHS:
         raise NotMeasurable(f"networks of fewer than {FEWEST_DEPTHS} depths have learned their task")
@@ -94,7 +89,6 @@ def _power_of_depth(rows: pd.DataFrame) -> float:
 
 
 def _variance_over_mean(rows: pd.DataFrame) -> float:
-    """log of the variance of length over its mean, lengths weighted by their shares of the states."""
     lengths = _lengths(rows)
     mean = (lengths.path_length * lengths.share).sum()
     variance = ((lengths.path_length - mean) ** 2 * lengths.share).sum()
@@ -104,7 +98,6 @@ def _variance_over_mean(rows: pd.DataFrame) -> float:
 
 
 def _log_of_masses(shared: pd.DataFrame, own: pd.DataFrame) -> float:
-    """log of the sum of masses with shared layers over that with layers of their own."""
     return math.log(_lengths(shared).mass.sum() / _lengths(own).mass.sum())
 
 

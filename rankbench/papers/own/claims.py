@@ -15,7 +15,6 @@ QUARTER = 0.25  # of a layer
 
 
 def _off_exact(rows: pd.DataFrame) -> float:
-    """Largest distance, over odd N, between the best lower bound and the exact constant."""
     rows = rows[rows.p == np.inf]
     exact = rows[rows.kind == "exact"].set_index("tokens").value
     best = rows[rows.kind == "lower_bound"].groupby("tokens").value.max().reindex(exact.index)
@@ -25,7 +24,6 @@ def _off_exact(rows: pd.DataFrame) -> float:
 
 
 def _bound_grown(rows: pd.DataFrame) -> float:
-    """log10 of the bound for p = inf at the last training step over that at the first; minimum over the layers."""
     bounds = rows[np.isfinite(rows.lipschitz_inf)].set_index("step").sort_index().groupby("layer").lipschitz_inf
     return np.log10(bounds.last() / bounds.first()).min()
 
@@ -37,7 +35,6 @@ def _bound_is_free(rows: pd.DataFrame) -> bool:
 
 
 def _layers_between_ends(rows: pd.DataFrame, key: str) -> float:
-    """Layers by which the collapse at the key's smallest value is ahead of that at its largest."""
     smallest, *_, largest = rows_by_value(rows, key).values()
     return layers_ahead(log10_left(smallest, "full"), log10_left(largest, "full"))
 

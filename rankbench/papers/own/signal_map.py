@@ -24,13 +24,11 @@ def _distance(rows: pd.DataFrame) -> float:
 
 
 def _rank_correlation(rows: pd.DataFrame) -> float:
-    """Spearman's, over cells, of the cosine in theory and trained accuracy."""
     cells = _cells(rows)
     return cells.theory_cosine.rank().corr(cells.test_accuracy.rank())
 
 
 def _lost_above(rows: pd.DataFrame) -> float:
-    """Accuracy above the critical beta less that below it, at the same depth; mean over depths."""
     cells = _cells(rows)
     is_above = cells.beta > cells.critical_beta
     by_depth = cells.groupby(["layers", is_above]).test_accuracy.mean().unstack()

@@ -26,7 +26,6 @@ def _with_gate_over_without(rows: pd.DataFrame, column: str) -> float:
 
 
 def _sink(rows: pd.DataFrame) -> float:
-    """Weight of the first token in the head that reads most of it, over its mean weight before training."""
     before = _of_heads(rows, "dot", "first_weight", weights="initialised").mean()
     return _of_heads(rows, "dot", "first_weight").max() / before
 

@@ -94,7 +94,6 @@ WU = "Wu et al. 2024, On the role of attention masks and LayerNorm in transforme
 
 
 def _most_that_a_layer_leaves(rows: pd.DataFrame) -> float:
-    """Share that a layer leaves, geometric mean over the earlier or the later half of the layers; the larger."""
     left = of_variant(rows, "attention_only_no_norm").set_index("layer").log10_relative_residual
     check_no_overflow(*left)
     half, last = left.index.max() // 2, left.index.max()

@@ -106,7 +106,6 @@ def _trained_streams(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _nearer_to_identity(rows: pd.DataFrame) -> float:
-    """Mean distance of the mixing matrices to the identity over that to the matrix that makes the streams equal."""
     streams = _trained_streams(rows)
     return streams.mixing_from_identity.mean() / streams.mixing_from_mean.mean()
 

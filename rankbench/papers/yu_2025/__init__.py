@@ -27,7 +27,6 @@ def _errors(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _one_fewer_over_enough(rows: pd.DataFrame) -> float:
-    """log10 of the error of D - 1 heads over that of D; of the number of directions D where it is smallest."""
     errors = _errors(rows).set_index(["directions", "heads"]).error
     try:
         return min(math.log10(errors[d, d - 1] / errors[d, d]) for d in set(errors.index.get_level_values(0)))

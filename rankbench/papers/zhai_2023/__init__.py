@@ -64,12 +64,10 @@ ZHAI = "Zhai et al. 2023, Preventing attention entropy collapse, Theorem 3.1"
 
 
 def _log10_scores_bound(rows: pd.DataFrame) -> float:
-    """log10 of the bound on trained heads' scores, mean over heads."""
     return np.log10(rows[rows.weights == "trained"].score_norm_bound).mean()
 
 
 def _entropy_kept(rows: pd.DataFrame) -> float:
-    """Attention entropy (mean over heads) at the last step over that at the first, in the layer that loses most."""
     weights = rows[rows.sublayer == "weights"]
     by_layer = weights.groupby(["layer", "step"]).attention_entropy.mean().unstack()
     return (by_layer.iloc[:, -1] / by_layer.iloc[:, 0]).min()
