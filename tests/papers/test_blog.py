@@ -1,4 +1,4 @@
-"""papers.blog.claims: each condition on a table that supports it, on its control, and on tables that refute it."""
+"""papers.blog: each condition on a table that supports it, on its control, and on tables that refute it."""
 
 import math
 
@@ -9,7 +9,7 @@ from judged import assert_holds_and_fails
 from rows import verdict
 
 from rankbench.judging import judge
-from rankbench.papers.blog.claims import CLAIMS as BLOG
+from rankbench.papers.blog import CONDITIONS as BLOG
 
 PATHS = {"cosine": 0.05, "correlation": -0.05, "information_ksg": 0.02, "interaction": 0.04}
 

@@ -14,8 +14,7 @@ from rankbench.analysing.runner import measure
 from rankbench.judging import judge, published, verdict_line
 from rankbench.judging.residual_left import layers_ahead
 from rankbench.papers import wu_2024
-from rankbench.papers.dong_2021.collapse import COLLAPSE
-from rankbench.papers.dong_2021.layernorm import NORMS
+from rankbench.papers.dong_2021.collapse import COLLAPSE, NORMS
 from rankbench.papers.dong_2021.paths import PATHS
 from rankbench.runs.intervals import interval95
 

@@ -10,7 +10,7 @@ from test_dong import by_length, collapse
 from test_knob_claims import HEAT, followed, measured
 
 from rankbench.judging import judge
-from rankbench.papers.blog.causes import CAUSES_OF_COLLAPSE
+from rankbench.papers.blog import CAUSES_OF_COLLAPSE
 from rankbench.papers.dong_2021.remarks import REMARKS as OF_DONG
 
 REMARKS = OF_DONG | CAUSES_OF_COLLAPSE

@@ -1,7 +1,6 @@
 """Dong et al. 2021: pure attention loses rank; paths, and what skips, MLPs and norms do."""
 
-from rankbench.papers.dong_2021.collapse import COLLAPSE
-from rankbench.papers.dong_2021.layernorm import NORMS
+from rankbench.papers.dong_2021.collapse import COLLAPSE, NORMS
 from rankbench.papers.dong_2021.paths import PATHS
 from rankbench.papers.dong_2021.remarks import REMARKS
 
