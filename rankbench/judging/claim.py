@@ -86,6 +86,11 @@ def has_row(rows: pd.DataFrame, **values: str | float) -> bool:
     return bool((rows[list(values)] == pd.Series(values)).all(axis=1).any())
 
 
+def looked_up(rows: pd.DataFrame, values: pd.Series) -> pd.Series:
+    """Each row's value in a series that is indexed by some of the rows' columns, for controls."""
+    return rows.join(values.rename("looked up"), on=values.index.names)["looked up"]
+
+
 @dataclass(frozen=True)
 class Claim:
     """One sentence of a paper and how to test it.

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from rankbench.judging.claim import Claim, Control, NotMeasurable, above
+from rankbench.judging.claim import Claim, Control, NotMeasurable, above, looked_up
 
 LOWER, ASCENTS = "kind == 'lower_bound'", "quantity == 'ascent'"  # rows that controls set
 MAP = ["seed", "weights", "part", "layer", "tokens", "p"]
@@ -36,7 +36,7 @@ def smallest_slack(rows: pd.DataFrame, quantity: str) -> float:
 
 def upper_of(rows: pd.DataFrame, quantity: str) -> pd.Series:
     """The bound of each row's map."""
-    return rows.join(upper(rows, quantity).rename("upper"), on=MAP).upper
+    return looked_up(rows, upper(rows, quantity))
 
 
 # These claims are about fresh layers or about all weights, so no network needs to have learned anything.

@@ -9,7 +9,7 @@ from functools import partial
 
 import pandas as pd
 
-from rankbench.judging.claim import Claim, Control, NotMeasurable, above, below, has_row, within
+from rankbench.judging.claim import Claim, Control, NotMeasurable, above, below, has_row, looked_up, within
 from rankbench.judging.head_rank import initial_for_trained, trained_errors
 from rankbench.judging.published import published
 
@@ -89,15 +89,15 @@ def _over_bound(rows: pd.DataFrame) -> float:
     return (errors.error / errors.bound_any).min()
 
 
-def _by_heads(rows: pd.DataFrame, form: str) -> pd.Series:
-    """Values of a formula, by dimension and number of heads. They do not depend on the network, and so are repeated in
-    every job of a sweep."""
-    return rows[(rows.form == form) & (rows.kind == "formula")].groupby(["dimension", "heads"]).value.first()
+def _vote(rows: pd.DataFrame) -> pd.Series:
+    """Formula of the majority vote, by dimension and number of heads. It is repeated in every job of a sweep."""
+    formula = rows[(rows.form == "majority_vote") & (rows.kind == "formula")]
+    return formula.groupby(["dimension", "heads"]).value.first()
 
 
 def _vote_deviation(rows: pd.DataFrame) -> float:
     votes = rows[rows.form == "majority_vote"]
-    formula = _by_heads(votes, "majority_vote")
+    formula = _vote(votes)
     simulated = votes[(votes.kind == "measured") & (votes.standard_error > 0)].set_index(["dimension", "heads"])
     return ((simulated.value - formula.reindex(simulated.index)).abs() / simulated.standard_error).max()
 
@@ -105,9 +105,8 @@ def _vote_deviation(rows: pd.DataFrame) -> float:
 def _construction_deviation(rows: pd.DataFrame) -> float:
     """Relative deviation of the two-layer network from the vote that it takes. The mean over numbers of heads, because
     a single set of heads varies by chance."""
-    vote = _by_heads(rows, "majority_vote")
     built = rows[rows.form == "construction"].set_index(["dimension", "heads"])
-    return (built.value / vote.reindex(built.index) - 1).abs().mean()
+    return (built.value / _vote(rows).reindex(built.index) - 1).abs().mean()
 
 
 def _over_sharp_bound(rows: pd.DataFrame, form: str) -> float:
@@ -191,16 +190,8 @@ def _full_for_low(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([full, full.assign(rank=1, heads=full.width)])
 
 
-def _vote_of(rows: pd.DataFrame) -> pd.Series:
-    """Formula of the majority vote for each row's dimension and number of heads."""
-    return rows.join(_by_heads(rows, "majority_vote").rename("formula"), on=["dimension", "heads"]).formula
-
-
 def _sharp_bound_of(rows: pd.DataFrame) -> pd.Series:
-    """The sharp bound for the sizes of each row."""
-    sizes = ["dimension", "rank", "heads"]
-    bound = rows[rows.form == "bound_sharp"].groupby(sizes).value.first().rename("bound")
-    return rows.join(bound, on=sizes).bound
+    return looked_up(rows, rows[rows.form == "bound_sharp"].groupby(["dimension", "rank", "heads"]).value.first())
 
 
 def _vote_for_full_rank(rows: pd.DataFrame) -> pd.DataFrame:
@@ -315,7 +306,7 @@ CLAIMS: dict[str, Claim] = {
         control=Control.beyond(
             "votes that err five standard errors more",
             of="form == 'majority_vote' and kind == 'measured'",
-            value=lambda rows: _vote_of(rows) + 5 * rows.standard_error,
+            value=lambda rows: looked_up(rows, _vote(rows)) + 5 * rows.standard_error,
         ),
     ),
     "amsel_construction": _formula(
@@ -327,7 +318,7 @@ CLAIMS: dict[str, Claim] = {
         control=Control.beyond(
             "a network that errs a fifth more than the vote",
             of="form == 'construction'",
-            value=lambda rows: 1.2 * _vote_of(rows),
+            value=lambda rows: 1.2 * looked_up(rows, _vote(rows)),
         ),
     ),
     "amsel_bound_is_tight": _formula(

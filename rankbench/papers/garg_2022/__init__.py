@@ -4,7 +4,7 @@ from functools import partial
 
 import pandas as pd
 
-from rankbench.judging.claim import Claim, Control, NotMeasurable, above, below
+from rankbench.judging.claim import Claim, Control, NotMeasurable, above, below, looked_up
 from rankbench.judging.head_rank import initial_for_trained, trained_errors
 
 PAPERS = {"Garg et al. 2022": "What can transformers learn in-context? A case study of simple function classes"}
@@ -37,8 +37,8 @@ def _few_heads_in_training(rows: pd.DataFrame) -> str:
 
 def _error_of_fewest_heads(rows: pd.DataFrame) -> pd.Series:
     """Error of the fewest heads with each row's seed and number of examples."""
-    few = trained_errors(rows[rows.heads == rows.heads.min()]).groupby(["seed", "examples"]).error.mean().rename("few")
-    return rows.join(few, on=["seed", "examples"]).few
+    few = trained_errors(rows[rows.heads == rows.heads.min()])
+    return looked_up(rows, few.groupby(["seed", "examples"]).error.mean())
 
 
 CLAIMS: dict[str, Claim] = {

@@ -20,6 +20,7 @@ from rankbench.judging.claim import (
     above,
     below,
     has_row,
+    looked_up,
     untrained_by_loss,
     within,
 )
@@ -106,9 +107,9 @@ def _left(rows: pd.DataFrame, attention: str) -> float:
 
 def _leaving(rows: pd.DataFrame, share: float) -> pd.DataFrame:
     """Leave this share of the first error at the last iteration."""
-    first = rows[rows.iteration == 0].groupby(LAYER).error.max().rename("first")
+    first = rows[rows.iteration == 0].groupby(LAYER).error.max()
     last = rows.iteration == rows.iteration.max()
-    left = rows.error.where(~last, share * rows.join(first, on=LAYER)["first"])
+    left = rows.error.where(~last, share * looked_up(rows, first))
     return rows.assign(error=left, relative_error=rows.relative_error.where(~last, share))
 
 
@@ -120,18 +121,18 @@ def _beyond_contraction(rows: pd.DataFrame) -> float:
     """log10 of the error after k iterations over c^k times the first error. The maximum over the k at which rounding
     does not hide the error."""
     rows = rows[(rows.attention == "contractive_l2") & (rows.part == "attention")]
-    first = rows[rows.iteration == 0].groupby(LAYER).error.max().rename("first")
-    seen = rows[(rows.iteration > 0) & (rows.relative_error > LEFT_BY_ROUNDING)].join(first, on=LAYER)
+    first = rows[rows.iteration == 0].groupby(LAYER).error.max()
+    seen = rows[(rows.iteration > 0) & (rows.relative_error > LEFT_BY_ROUNDING)]
     if seen.empty:
         raise NotMeasurable("rounding hides the error from the first iteration on")
-    return (np.log10(seen.error / seen["first"]) - seen.iteration * np.log10(seen.coefficient)).max()
+    return (np.log10(seen.error / looked_up(seen, first)) - seen.iteration * np.log10(seen.coefficient)).max()
 
 
 def _above_contraction(rows: pd.DataFrame) -> pd.DataFrame:
-    first = rows[rows.iteration == 0].set_index(LAYER)[["error", "relative_error"]].add_prefix("first_")
-    firsts, power = rows.join(first, on=LAYER), rows.coefficient**rows.iteration
-    errors = {name: 1.01 * power * firsts[f"first_{name}"] for name in ("error", "relative_error")}
-    return rows.assign(**{name: rows[name].where(rows.iteration == 0, errors[name]) for name in errors})
+    is_first = rows.iteration == 0
+    first, power = rows[is_first].set_index(LAYER), 1.01 * rows.coefficient**rows.iteration
+    errors = {name: power * looked_up(rows, first[name]) for name in ("error", "relative_error")}
+    return rows.assign(**{name: rows[name].where(is_first, errors[name]) for name in errors})
 
 
 # Histograms
@@ -152,7 +153,7 @@ def _range_of_inputs(rows: pd.DataFrame, times: float) -> pd.DataFrame:
     """Set the range of the outputs to this multiple of the inputs' range."""
     axes = ["seed", "weights", "layer", "inputs"]
     ends = rows[rows.of == "input"].groupby(axes)[["smallest", "largest"]].first()
-    wanted = rows.join((times * (ends.largest - ends.smallest)).rename("wanted"), on=axes).wanted
+    wanted = looked_up(rows, times * (ends.largest - ends.smallest))
     output = rows.of == "output"
     return rows.assign(smallest=rows.smallest.where(~output, 0.0), largest=rows.largest.where(~output, wanted))
 
