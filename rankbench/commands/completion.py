@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import get_args, get_origin
 
 from rankbench.config import plugins
-from rankbench.config.keys import ConfigError, Entry, entries
+from rankbench.config.keys import ConfigError, entries
 from rankbench.config.schema import SCHEMAS
 
 TEXTS = ("list", "explain", "check", "new", "completion")  # commands without a config
@@ -75,7 +75,8 @@ def _values(command: str, key: str, value: str) -> Iterable[str]:
     """The values that may follow `key=`."""
     if key in PATHS:
         runs = ["latest", *_runs(value)] if key in ("run", "runs") else []
-        return dict.fromkeys([*runs, *_below(value)])
+        below = sorted(glob.glob(f"{glob.escape(value)}*"))
+        return dict.fromkeys([*runs, *(f"{path}/" if os.path.isdir(path) else path for path in below)])
     if command == "report" and key == "experiment":
         return ["all", *plugins.choices(key)]
     choices: Iterable[str] = ()
@@ -84,13 +85,10 @@ def _values(command: str, key: str, value: str) -> Iterable[str]:
     elif key in plugins.groups_of(command):
         choices = plugins.choices(key)
     elif (entry := next((entry for entry in entries(SCHEMAS[command]) if entry.name == key), None)) is not None:
-        choices = _choices(entry)
+        is_boolean = bool in (entry.type, *get_args(entry.type))
+        choices = ("true", "false") if is_boolean else entry.key.choices
     before = value[: max(value.rfind("["), value.rfind(",")) + 1]
     return [f"{before}{choice}" for choice in choices]
-
-
-def _choices(entry: Entry) -> Iterable[str]:
-    return ("true", "false") if bool in (entry.type, *get_args(entry.type)) else entry.key.choices
 
 
 def _names(command: str, words: list[str], key: str) -> list[str]:
@@ -140,8 +138,3 @@ def _runs(text: str) -> list[str]:
     sweeps = [path.parent for path in Path("outputs/train").glob("*/multirun.yaml")]
     folders = sorted([*sweeps, *jobs], key=lambda folder: folder.stat().st_mtime_ns, reverse=True)
     return [str(folder) for folder in folders if str(folder).startswith(text)][:MOST_RUNS]
-
-
-def _below(text: str) -> list[str]:
-    """Files and folders whose path begins with this text; folders end in a slash."""
-    return [f"{path}/" if os.path.isdir(path) else path for path in sorted(glob.glob(f"{glob.escape(text)}*"))]

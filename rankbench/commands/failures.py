@@ -96,16 +96,12 @@ def _line_of_disk(error: OSError) -> str:
         return f"{error.filename or 'a file'}: cannot be opened ({error.strerror}); `ulimit -n` raises their number"
     if error.filename is not None:
         named = f"{error.filename}: cannot be made, read or written ({error.strerror})"
+        failed = Path(str(error.filename)).absolute()
         for word in sys.argv[1:]:
-            if word.startswith("out=") and _holds(str(error.filename), word[4:]):
+            if word.startswith("out=") and Path(word[4:]).absolute().is_relative_to(failed):
                 return f"{word}: {named}; give another folder"
         return named
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     written = [value for frame in frames for value in frame.f_locals.values() if isinstance(value, io.TextIOWrapper)]
     name = os.path.relpath(written[-1].name) if written else "standard output"
     return f"{name}: could not be written ({error.strerror})"
-
-
-def _holds(path: str, folder: str) -> bool:
-    """Whether the path is the folder or one of its parents."""
-    return Path(folder).absolute().is_relative_to(Path(path).absolute())
