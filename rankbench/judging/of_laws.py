@@ -8,7 +8,7 @@ from functools import partial
 
 import pandas as pd
 
-from rankbench.judging.claim import Claim, Control, below, has_row
+from rankbench.judging.claim import Claim, Control, below, has_row, of_any_weights
 
 FORM = "closed form"
 
@@ -33,14 +33,13 @@ def agrees(
 ) -> Claim:
     """Claim that a law's measurements agree with its closed form within the line. exact: it is a check, without
     chance."""
-    return Claim(
+    return of_any_weights(
         statement=f"{statement} ({'relative ' if relative else ''}distance from the closed form, the largest).",
         source=source,
         table="laws",
         measure=partial(_deviation, law=law, relative=relative),
         claimed=below(line),
         scale="positive",
-        why_untrained=None,
         is_check=exact,
         exact=exact,
         applies=partial(has_row, law=law),

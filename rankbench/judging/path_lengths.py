@@ -4,7 +4,7 @@ import math
 
 import pandas as pd
 
-from rankbench.judging.claim import Claim
+from rankbench.judging.claim import Claim, of_any_weights
 from rankbench.judging.sweeps import in_order
 
 
@@ -21,13 +21,12 @@ def length_over(rows: pd.DataFrame, others: pd.DataFrame) -> float:
 
 def shorter_along(key: str, statement: str, source: str) -> Claim:
     """Claim that paths become shorter as a swept key grows."""
-    return Claim(
+    return of_any_weights(
         statement=f"{statement} (Kendall's rank correlation of {key} and their mean length, each length weighted with "
         "the size of its sum; below -.5, three pairs in four in this order, threshold: ours; changes of less than a "
         "tenth count as none).",
         source=source,
         table="path_mass",
         floor="below_floor",
-        why_untrained=None,
         **in_order(key, -1, lambda rows: math.log10(mean_path_length(rows))),
     )

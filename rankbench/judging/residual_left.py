@@ -10,7 +10,7 @@ from functools import partial
 
 import pandas as pd
 
-from rankbench.judging.claim import AtMost, Claim, NotMeasurable, above
+from rankbench.judging.claim import AtMost, Claim, NotMeasurable, above, of_any_weights
 from rankbench.judging.sweeps import at_one_end, in_order, log10_of
 from rankbench.runs.tables import last_of_layer
 
@@ -99,13 +99,12 @@ def left_along(key: str, side: int, statement: str, source: str, table: str = "c
     followed = table == "collapse"
     measure = partial(log10_kept, variant="full") if followed else lambda rows: log10_of(kept_measured(rows))
     line = "above .5" if side > 0 else "below -.5"
-    return Claim(
+    return of_any_weights(
         statement=f"{statement} (Kendall's rank correlation of {key} and the share of the embedding's relative "
         f"residual that is left; {line}, three pairs in four in this order, threshold: ours; changes of less than a "
         "tenth count as none).",
         source=source,
         table=table,
-        why_untrained=None,
         **in_order(key, side, measure),
     )
 

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from rankbench.judging.claim import Claim, Control, NotMeasurable, above, below, exact_check, has_row
+from rankbench.judging.claim import Claim, Control, NotMeasurable, above, below, exact_check, has_row, of_any_weights
 from rankbench.judging.residual_left import layers_ahead, left_along, log10_kept
 from rankbench.judging.sweeps import between, rows_by_value
 
@@ -186,20 +186,19 @@ CAUSES_OF_COLLAPSE: dict[str, Claim] = {
         statement="Saturated softmax makes tokens alike: the lower the temperature, the less is left",
         source=f"{CAUSES}, cause 1",
     ),
-    "blog_tied_collapses_sooner": Claim(
+    "blog_tied_collapses_sooner": of_any_weights(
         statement="Correlated queries and keys add to the collapse: with W_Q = W_K attention alone collapses sooner "
         "than with independent ones (layers, log3 of the ratio of the logarithms of what is left; the reading of "
         "'correlated' is ours).",
         source=f"{CAUSES}, cause 2",
         table="collapse",
         claimed=above(0.0),
-        why_untrained=None,
         **between(
             *("model.tied_qk", "true", "false"),
             lambda tied, free: layers_ahead(log10_kept(tied, "full"), log10_kept(free, "full")),
         ),
     ),
-    "blog_layers_feed_back": Claim(
+    "blog_layers_feed_back": of_any_weights(
         statement="What one layer loses speeds up the loss in the next, a feedback loop: every layer of attention "
         "alone removes more decades of the relative residual than the layer before it (ratio, of the layer where it "
         "is least).",
@@ -209,13 +208,12 @@ CAUSES_OF_COLLAPSE: dict[str, Claim] = {
         claimed=above(1.0),
         sourced=True,
         by=("weights",),
-        why_untrained=None,
         control=Control.beyond(
             "each layer removes a hundredth less than the one before",
             log10_relative_residual=lambda rows: 0.99**rows.layer - 1,
         ),
     ),
-    "blog_scale_matters": Claim(
+    "blog_scale_matters": of_any_weights(
         statement="The scale of the scores changes what is left: by more than a factor of ten between two temperatures "
         "of a sweep (decades; the line is ours).",
         source=f"{CAUSES}, cause 4",
@@ -224,7 +222,6 @@ CAUSES_OF_COLLAPSE: dict[str, Claim] = {
         claimed=above(1.0),
         along="model.temperature",
         exists=True,
-        why_untrained=None,
         control=Control("as much is left at each temperature", partial(_same_everywhere, key="model.temperature")),
     ),
 }

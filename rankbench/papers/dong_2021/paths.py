@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 import pandas as pd
 
-from rankbench.judging.claim import Claim, Control, NotMeasurable, above, below, exact_check, within
+from rankbench.judging.claim import Claim, Control, NotMeasurable, above, below, exact_check, of_any_weights, within
 from rankbench.judging.sweeps import in_reverse, rows_by_value, with_exchanged
 
 AT_CHANCE = 0.05  # "not much better than a random guess", taken as within five points of the commonest class
@@ -146,14 +146,13 @@ SIX_POINTS_ABOVE = Control.beyond(
 
 def _whole(statement: str, line: float, published: float) -> Claim:
     """Claim of Fig. 4 on the whole network's accuracy."""
-    return Claim(
+    return of_any_weights(
         statement=statement,
         source=FIG4,
         table="paths",
         measure=whole_accuracy,
         claimed=above(line),
         scale="share",
-        why_untrained=None,
         published=published,
         control=Control.beyond(f"an accuracy of {line - 0.01:g} in every seed", whole_accuracy=line - 0.01),
     )

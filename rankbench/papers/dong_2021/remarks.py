@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from rankbench.judging.claim import AtMost, Claim, NotMeasurable, above, below
+from rankbench.judging.claim import AtMost, Claim, NotMeasurable, above, below, of_any_weights
 from rankbench.judging.residual_left import kept_measured, layers_ahead
 from rankbench.judging.sweeps import between, log10_of
 from rankbench.papers.dong_2021.paths import FIG3, PATHS, every_seed_goes_round
@@ -30,13 +30,12 @@ def _way(rows: pd.DataFrame) -> float:
 
 
 def _xformer(attention: str, side: int, statement: str) -> Claim:
-    return Claim(
+    return of_any_weights(
         statement=f"{statement} (layers by which it is ahead of the softmax: log3 of the ratio of the logarithms of "
         "what is left of the embedding's relative residual).",
         source="Dong et al. 2021, Remark 1, expected there",
         table="residual",
         claimed=(above if side > 0 else below)(0.0),
-        why_untrained=None,
         **between("model.attention", attention, "dot", _ahead),
     )
 

@@ -4,7 +4,7 @@ from functools import partial
 
 import pandas as pd
 
-from rankbench.judging.claim import Claim, Control, NotMeasurable, above, below, looked_up
+from rankbench.judging.claim import Claim, Control, NotMeasurable, above, below, looked_up, of_any_weights
 from rankbench.judging.head_rank import initial_for_trained, trained_errors
 
 PAPERS = {"Garg et al. 2022": "What can transformers learn in-context? A case study of simple function classes"}
@@ -57,14 +57,13 @@ CLAIMS: dict[str, Claim] = {
             error=lambda rows: 1.9 * _error_of_fewest_heads(rows),
         ),
     ),
-    "garg_learns_regression": Claim(
+    "garg_learns_regression": of_any_weights(  # that it learns is what is claimed
         statement="The best network beats averaging after the last example (ratio of the errors).",
         source=GARG,
         table="head_rank",
         measure=lambda rows: _in_context(rows).min() / _averaging(rows),
         claimed=below(1.0),
         across=True,
-        why_untrained=None,  # that it learns is what is claimed
         control=Control("the networks with their initial weights", partial(initial_for_trained, of="network")),
     ),
 }

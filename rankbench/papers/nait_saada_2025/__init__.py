@@ -17,7 +17,7 @@ import math
 
 import torch
 
-from rankbench.judging.claim import Claim, Control, above
+from rankbench.judging.claim import Claim, Control, above, of_any_weights
 from rankbench.judging.of_laws import agrees
 from rankbench.measures.law import CLAIMED, CONTROL, Law, Measured, Predicted
 
@@ -63,14 +63,13 @@ LAWS = {
 }
 
 CLAIMS: dict[str, Claim] = {
-    "law_gap_of_heads": Claim(
+    "law_gap_of_heads": of_any_weights(
         statement="Heads that have learned are no random Markov matrices: their second singular value is above that of "
         "independent weights of the same variance (ratio, mean over heads; above 1.5, threshold: ours).",
         source="Nait Saada et al. 2025, Mind the gap; how far heads are from its law is measured here",
         table="attention",
         measure=lambda rows: rows[rows.weights == "trained"].singular_over_law.mean(),
         claimed=above(1.5),
-        why_untrained=None,
         scale="positive",
         control=Control.beyond(
             "the same weights, those of each row in a random order", singular_over_law="shuffled_over_law"

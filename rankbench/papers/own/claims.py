@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from rankbench.judging.claim import Claim, Control, NotMeasurable, above, below, has_row, within
+from rankbench.judging.claim import Claim, Control, NotMeasurable, above, below, has_row, of_any_weights, within
 from rankbench.judging.lipschitz import LOWER, bound_holds, of_layers
 from rankbench.judging.of_laws import agrees
 from rankbench.judging.residual_left import layers_ahead, left_at, log10_left
@@ -41,14 +41,13 @@ def _layers_between_ends(rows: pd.DataFrame, key: str) -> float:
 
 def _as_fast(key: str, statement: str, source: str) -> Claim:
     """Claim that attention alone collapses at the same depth at both ends of a sweep."""
-    return Claim(
+    return of_any_weights(
         statement=f"{statement} (layers by which the smallest {key} is ahead of the largest; within a quarter of a "
         "layer, threshold: ours).",
         source=source,
         table="collapse",
         measure=partial(_layers_between_ends, key=key),
         claimed=within(QUARTER),
-        why_untrained=None,
         along=key,
         control=Control.beyond(
             "half a layer less at the smallest value",
@@ -77,7 +76,7 @@ CLAIMS: dict[str, Claim] = {
         is_check=True,
         control=Control.beyond("each ascent ends .002 higher", of=LOWER, value="value + 0.002"),
     ),
-    "kim_bound_grows": Claim(
+    "kim_bound_grows": of_any_weights(  # it speaks of the steps that were taken, however many
         statement="The steps of training make the bound on Lip_inf of every attention layer grow by more than a tenth "
         "(log10 of the last over the first, of the layer where it grows least; threshold: ours, log10 of 1.1).",
         source="rankbench, with the bound of Kim et al. 2021, Theorem 3.2",
@@ -85,7 +84,6 @@ CLAIMS: dict[str, Claim] = {
         measure=_bound_grown,
         claimed=above(TENTH_MORE),
         applies=_bound_is_free,
-        why_untrained=None,  # it speaks of the steps that were taken, however many
         control=Control.beyond("the same steps in reverse order", step="step.max() - step"),
     ),
     "knob_exclusive_keeps": left_at(

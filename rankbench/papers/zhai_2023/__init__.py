@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from rankbench.judging.claim import Claim, Control, above, exact_check
+from rankbench.judging.claim import Claim, Control, above, exact_check, of_any_weights
 from rankbench.judging.of_laws import agrees
 from rankbench.judging.residual_left import HALF, keeps
 from rankbench.judging.sweeps import at_value, between
@@ -83,13 +83,12 @@ CLAIMS: dict[str, Claim] = {
         claimed=above(0.0),
         control=Control.beyond("the mean entropy of the head as its bound", entropy_bound_nats="entropy_nats"),
     ),
-    "zhai_reparam_lowers_scores": Claim(
+    "zhai_reparam_lowers_scores": of_any_weights(
         statement="With weights over their spectral norms trained heads have a smaller bound on their scores, and so a "
         "higher one on their entropy (log10 of the bound without them over that with them, mean over heads).",
         source=ZHAI,
         table="attention",
         claimed=above(0.0),
-        why_untrained=None,
         **between(
             *("model.weight_norm", "sigma", "none"),
             lambda over_norms, plain: _log10_scores_bound(plain) - _log10_scores_bound(over_norms),
