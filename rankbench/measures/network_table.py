@@ -16,10 +16,12 @@ def table_of_reading(read: ReadModule, half: str) -> pd.DataFrame:
     input: an argument; counts says whether it is a mask. attention: a call, by its submodule and its number in the
     pass, with the shape of P (its last two axes are queries and keys), the heads of one sequence, and kind: softmax, or
     what else made P of scores; `cross` if queries and keys are other tokens; a question mark where the network's own
-    numbers did not show that it mixes tokens. factor: a product that looks like attention and is none. output: a tensor
-    that the network returns; counts says which is measured. tokens: how many tokens of how many sequences are measured.
+    numbers did not show that it mixes tokens. factor: a product that looks like attention and is none. mixing: a
+    submodule that mixes tokens by something that is no attention, as a convolution does. output: a tensor that the
+    network returns; counts says which is measured. tokens: how many tokens of how many sequences are measured.
     """
-    rows = [*_inputs(read), *_attention(read), *_factors(read), *_outputs(read, half), _tokens(read)]
+    mixing = [_row("mixing", name, (), counts="no head: paths pass it") for name in read.reading.mixing]
+    rows = [*_inputs(read), *_attention(read), *_factors(read), *mixing, *_outputs(read, half), _tokens(read)]
     table = pd.DataFrame(rows, columns=COLUMNS)
     return table.astype(dict.fromkeys(["number", "sequence_axis", "heads"], "Int64"))  # whole, and empty in some rows
 
@@ -39,6 +41,10 @@ def in_words(read: ReadModule, half: str) -> str:
         parts.append(
             f"{_times(factors, 'product')} that {'are' if factors > 1 else 'is'} no attention and counts as a factor"
         )
+    if read.reading.mixing:
+        places = list(dict.fromkeys(map(_numbered, read.reading.mixing)))
+        named = f"{', '.join(places[:3])}{' ...' if len(places) > 3 else ''}"
+        parts.append(f"tokens are also mixed by something that is no attention, in {named}")
     axes = f", tokens are axis {' and '.join(map(str, read.axes.tokens))}" if read.axes.tokens else ""
     of = f" of {half}" if half else ""
     measured, *others = (
@@ -61,7 +67,11 @@ def _kind(call: ReadCall) -> str:
 
 def _place(call: ReadCall) -> str:
     """The submodule, with N for the numbers of layers."""
-    return ".".join("N" if part.isdigit() else part for part in call.call.module.split(".")) or "the module itself"
+    return _numbered(call.call.module) or "the module itself"
+
+
+def _numbered(name: str) -> str:
+    return ".".join("N" if part.isdigit() else part for part in name.split("."))
 
 
 def _row(part: str, name: str, shape: tuple[int, ...], axes: Axes | None = None, /, **columns: object) -> dict:

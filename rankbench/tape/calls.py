@@ -88,19 +88,29 @@ def name_of_module(module: Callable) -> str:
 
 
 def refuse_scripts(module: Callable) -> None:
-    """ConfigError if a module or one of its submodules is TorchScript."""
+    """ConfigError if a module or one of its submodules is TorchScript, or has no weights yet."""
     for name, submodule in module.named_modules() if isinstance(module, nn.Module) else ():
         if isinstance(submodule, torch.jit.ScriptModule):
             name = name or type(submodule).__name__
             raise ConfigError(f"{name}: TorchScript runs unseen by the tape; give the module as Python code")
+        if any(nn.parameter.is_lazy(x) for x in submodule.parameters(recurse=False)):
+            raise ConfigError(f"{name}: a lazy module has no weights before its first run; run it once")
 
 
 def refuse_unseen(call: object, given: list[Tensor]) -> None:
-    """ConfigError for a call that runs within torch.func.vmap or torch.autocast."""
+    """ConfigError for a call that runs within torch.func.vmap, torch.autocast or torch.inference_mode."""
     if any(torch._C._functorch.is_batchedtensor(x) for x in given):
         raise ConfigError(f"{call}: runs within torch.func.vmap, unseen by the tape; give it all sequences at once")
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
         raise ConfigError(f"{call}: runs within torch.autocast, whose casts the tape does not see; run it without")
+    if any(x.is_nested for x in given):
+        raise ConfigError(
+            f"{call}: a nested tensor, whose numbers the tape does not see; give padded tensors and a mask"
+        )
+    if torch.is_inference_mode_enabled():
+        raise ConfigError(
+            f"{call}: runs within torch.inference_mode, which does not tell what is changed in place; use torch.no_grad"
+        )
 
 
 @contextmanager

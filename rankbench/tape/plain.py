@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from rankbench.tape.calls import refuse_scripts, tensors_in
 from rankbench.tape.following import first_state, following
-from rankbench.tape.recording import Product, Recorder
+from rankbench.tape.recording import Product, Recorder, Seen
 from rankbench.tape.replay import Call
 from rankbench.tape.rules import RULES
 from rankbench.tape.tags import Site, Tag, Verdict, Visit
@@ -123,8 +123,8 @@ class Plain(Recorder):
         self.kept[self.key_of(product.seen)] = Kept(tuple(x.clone() for x in product.tensors), result, logits)
         return product.by_tags
 
-    def weighs(self, call: Call, p: Tensor, v: Tensor) -> None:
-        self.weighed[call] = p.clone(), v.clone()
+    def weighs(self, seen: Seen, p: Tensor, v: Tensor) -> None:
+        self.weighed[seen.call] = p.clone(), v.clone()
 
 
 def _listed(module: nn.Module) -> set[str]:

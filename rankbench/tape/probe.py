@@ -1,7 +1,6 @@
 """The touched pass that reads a network: it compares the factors of every product of two activations with those of the
 plain pass, and decides which product is attention (rankbench.tape.read)."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -9,15 +8,15 @@ import torch
 from torch import Tensor
 
 from rankbench.config.keys import ConfigError
+from rankbench.tape.marks import Way
 from rankbench.tape.plain import Changed, Kept, Plain, first_of
-from rankbench.tape.reading import Axes, Factor, ReadCall
+from rankbench.tape.reading import Factor, ReadCall
 from rankbench.tape.recording import Product
 from rankbench.tape.replay import Call
 from rankbench.tape.rules.products import have_unit_sums, unclear_axes
 from rankbench.tape.tags import Kind, Level, Role, Site, Tag, Verdict, Visit, Weighted
 from rankbench.tape.touch import (
-    Mark,
-    Way,
+    are_heads,
     are_rearranged,
     changed_numbers,
     hidden_keys,
@@ -31,6 +30,7 @@ from rankbench.tape.touch import (
     of_all_heads,
     of_one_window,
     paired_rows,
+    put_back,
     reads_other_tokens,
     touched_at,
     touched_in_part,
@@ -38,33 +38,28 @@ from rankbench.tape.touch import (
     touched_keys,
     touched_leads,
 )
-from rankbench.tape.touching import Touching
+from rankbench.tape.weighing import Weighing
 
 UNREACHED = "no input reaches it, and no softmax of scores made its weights"  # why a product is no attention
+OF_ITSELF = "weights of each token by itself, as in a dynamic convolution"
 
 
-class Touched(Touching):
+class Touched(Weighing):
     """The pass that reads: with changed numbers, whose change attention puts back to one token."""
 
     def __init__(
         self, module: Callable, submodule: str | None, base: Plain, way: Way, sequences: Mapping[int, int]
     ) -> None:
-        super().__init__(module, submodule, way)
-        self.base, self.sequences = base, sequences
-        self.token_axes: dict[int, int] = {}  # of inputs, as attention calls show them
+        super().__init__(module, submodule, base, way, sequences)
         self.roles: dict[Site, Verdict] = {}
         self.scores: dict[Site | None, list[list[int]]] = {}  # of products of queries and keys: those touched
         # of queries of this shape: the touched indices along axes that are touched in part
         self.parts: dict[tuple[Site | None, torch.Size], dict[int, list[int]]] = {}
-        self.calls: list[ReadCall] = []
         self.rows: dict[Site, list[int]] = {}  # touched queries, of weights that no product of queries and keys made
         self.pooled: list[ReadCall] = []  # calls whose weights, without scores, change for all queries
         self.factors: list[Factor] = []
         self.of_depth: dict[int, list[tuple[ReadCall, Tensor, tuple]]] = {}
         self.entered_at: list[list[int]] = []  # indices along the first axes at which a submodule's state was touched
-
-    def marked(self, number: int, shape: Sequence[int], at: tuple[int, ...], has_features: bool) -> Mark:
-        return super().marked(number, shape, at, has_features)._replace(sequences=self.sequences.get(number))
 
     def enter(self, run: Visit, x: Tensor) -> None:
         """Where something that is no attention has carried the touch to all tokens, give the state that of the first
@@ -102,21 +97,6 @@ class Touched(Touching):
             verdict = Verdict(Role.FACTOR) if is_softmax else self._scores(product, old, key)
         self.roles[key] = verdict
         return verdict
-
-    def weighs(self, call: Call, p: Tensor, v: Tensor) -> None:
-        """Refuse weights of each query that change with other tokens than those that they weigh: attention to shifted
-        tokens, one shift after the other. Weights of a mixture change with its own token alone."""
-        p0, v0 = self.base.weighed.get(call, (p, v))
-        if p.shape != (*v.shape[:-1], 1) or p.shape != p0.shape or v.shape != v0.shape:
-            return
-        for axis, size in enumerate(v.shape[:-1]):
-            at, of_p = touched_at(v, v0, axis), touched_at(p, p0, axis)
-            is_pooling = bool(((p.sum(axis) - 1).abs() < 0.01).all())
-            if is_partly(at, size) and not is_pooling and set(of_p) - set(at):
-                raise ConfigError(
-                    f"{call}: weighs shifted states with a softmax of scores, which is attention whose heads nothing "
-                    "shows; write it as a product of matrices"
-                )
 
     def _scores(self, product: Product, old: Kept, key: Site) -> Verdict:
         """Scores, if queries and keys each have an axis of tokens; or if nothing is touched, and tags say so."""
@@ -161,6 +141,12 @@ class Touched(Touching):
             self.rows[key] = rows
         elif only_sure and not tag.mixes:
             return None
+        is_shared = any(one == 1 < many for one, many in zip(p.shape[:-2], v.shape[:-2], strict=False))
+        if tag.level == Level.SOFTMAX and p.dim() == v.dim() and is_shared:
+            raise ConfigError(
+                f"{seen.call}: one P of shape {tuple(p.shape)} for all values of shape {tuple(v.shape)}; write "
+                "these side by side, as the values of one head"
+            )
         changed = changed_numbers(v, v0)
         leads = touched_leads(v, v0, p, p0)
         in_window = [] if product.is_kernel or is_partly(at, v.shape[-2]) else touched_in_windows(changed)
@@ -176,15 +162,31 @@ class Touched(Touching):
         # queries that no input reaches are tokens of their own, from here on touched where no input is
         row = 0 if queries == [] else p.shape[-2] - 1 if queries is None else queries[-1]
         of_blocks = self._blocks(product, old, tag, p)
+        if of_blocks is not None and v.dim() == p.dim():  # heads may choose their queries
+            of_blocks = {axis: at_axis for axis, at_axis in of_blocks.items() if not are_heads(v, v0, axis)}
+        moving = self._rows_that_move(product, old, weighted, side, at)
+        if moving.shape[-1] > 1 and moving.flatten(0, -2).any(0).all() and self.holds_one_token(moving.any(-1)):
+            raise ConfigError(
+                f"{seen.call}: all queries of P of shape {tuple(p.shape)} are of one token, as where heads stand among "
+                "the queries; give heads an axis of their own"
+            )
         to_touch = of_one_window(leads, p, p0, self.entered_at) if in_window else in_blocks(leads, of_blocks or {})
-        self._put_back(first_of(seen.result), old.result, weighted, p, v, to_touch, row)
+        put_back(
+            first_of(seen.result),
+            old.result,
+            weighted.back,
+            (*p.shape[:-1], v.shape[-1]),
+            to_touch,
+            row,
+            self.way.scale,
+        )
         moved = not torch.equal(p, p0)
         made_p = product.tensors[side]
         if not product.is_kernel and 0 not in made_p.stride():  # what is divided by its sums only afterwards
             made_p.data.copy_(old.tensors[side])  # not a new version: P may be a part of all heads' P
         leads = of_all_heads(leads, self.sequence) if p.shape[-2] == 1 else leads
         lead = lead_of(changed, is_zero(v, v0, p), p, leads, at, of_blocks)
-        inputs = self._input_of(at, p.shape[-1]), self._input_of(queries or (), p.shape[-2])
+        inputs = self.input_of(at, p.shape[-1]), self.input_of(queries or (), p.shape[-2])
         is_cross = None if in_window else reads_other_tokens(at, queries, p, inputs)
         logits = tag.logits
         logits = lead.split(logits) if logits is not None and (logits.dim() == 4 or lead.flattened) else None
@@ -224,7 +226,7 @@ class Touched(Touching):
         is_mean = bool((p0 >= 0).all()) and bool((p0.sum(-1) < 1.01).all())
         is_written_out = not product.is_kernel and tag.form == "exp" and have_unit_sums(p0)
         is_softmax = product.is_kernel or (is_mean and (tag.level == Level.SOFTMAX or is_written_out))
-        has_softmax = is_softmax or tag.level == Level.SOFTMAX or tag.form == "softmax"
+        has_softmax = is_softmax or tag.level == Level.SOFTMAX or tag.form in ("softmax", "shares")
         has_scores = product.is_kernel or tag.mixes
         kind = "softmax" if is_softmax else "signed" if has_softmax else tag.form or "linear"
         if tag.form == "weights" and not is_mean:
@@ -246,12 +248,14 @@ class Touched(Touching):
             is_sure = False
             if not (has_softmax and has_scores and others < 2):
                 why = "sums over an axis that does not count tokens"
+        elif not has_scores and self.holds_one_token(leads):
+            why = "sums over something else than tokens, for each token by itself"
         elif not (has_softmax or has_scores or is_written_out):
             why = "neither a softmax nor scores made its weights"
         elif not has_softmax and touched_at(p, p0, -1) == at and self._queries(product, old, tag, p, side) is None:
             why = "both factors are tokens, as keys and values are in k^T v"
         elif is_softmax and not has_scores and not moves_with(p, p0, leads):
-            why = "weights of each token by itself, as in a dynamic convolution"
+            why = OF_ITSELF
         elif is_softmax and not has_scores and self._is_pooled(product.tensors[1 - side], v.shape[-2]):
             why = "sums over what weights without scores pooled, as channels of keys or slots of experts are"
         elif kind == "exp" and bool((p0 < 0).any()):
@@ -261,6 +265,14 @@ class Touched(Touching):
         if not why and not is_softmax and not is_sure and self.way.scale:
             why = "neither a softmax nor the touch shows that it mixes tokens"
         return kind, is_sure, why
+
+    def _rows_that_move(self, product: Product, old: Kept, weighted: Weighted, side: int, at: Sequence[int]) -> Tensor:
+        """The queries that move, (*lead, N): those whose weights change at keys that are not touched."""
+        if product.is_kernel and product.to_scores is not None:
+            q, q0 = (product.to_scores(*tensors)[0] for tensors in (product.tensors, old.tensors))
+            return changed_numbers(q, q0).any(-1)
+        p, p0 = self._weights_or_logits(product, old, weighted, side)
+        return changed_numbers(p, p0)[..., [key for key in range(p.shape[-1]) if key not in at]].any(-1)
 
     def _is_one_of_many(self, product: Product, p: Tensor) -> bool:
         """Whether the same product was made before of what no input reaches."""
@@ -298,72 +310,12 @@ class Touched(Touching):
             return None
         return touched[side] if (scores.queries, scores.keys)[side].shape[-2] == p.shape[-2] else None
 
-    def _put_back(
-        self, result: Tensor, old: Tensor, weighted: Weighted, p: Tensor, v: Tensor, leads: Tensor, row: int
-    ) -> None:
-        """Give the call the result of the first pass, with a change at this query of the touched sequence."""
-        if not leads.any():
-            return
-        mark = torch.zeros(*p.shape[:-1], v.shape[-1], dtype=result.dtype, device=result.device)
-        noise = torch.rand(v.shape[-1], generator=torch.Generator().manual_seed(1), dtype=torch.float64) + 0.5
-        mark[..., row, :] = leads[..., None].to(mark) * noise.to(mark)
-        deviation = old.std().nan_to_num(1.0).item() or 1.0
-        result.copy_(old + self.way.scale * deviation * weighted.back(mark).reshape(result.shape))
-
     def _blocks(self, product: Product, old: Kept, tag: Tag, p: Tensor) -> dict[int, list[int]] | None:
         """The touched indices along leading axes along which queries are touched in part; None: not known."""
         if product.is_kernel and product.to_scores is not None:
             q, q0 = product.to_scores(*product.tensors)[0], product.to_scores(*old.tensors)[0]
             return touched_in_part(q, q0) if q.shape[:-1] == p.shape[:-1] and not torch.equal(q, q0) else None
         return None if tag.scores is None else self.parts.get((tag.scores.key, p.shape[:-1]))
-
-    def _input_of(self, at: Sequence[int], size: int) -> int | None:
-        """Number of the only input that is touched at the same token; None if there is none, or several."""
-        if not 0 < len(at) < size:
-            return None
-        fits: dict[int, tuple[int, ...]] = {}
-        for number, mark in enumerate(self.marks):
-            if mark is not None and (axes := mark.axes_of(at, size)):
-                known = self.token_axes.get(number)
-                if known is None or known in axes:
-                    fits[number] = axes
-        exact = {
-            number: axes
-            for number, mark in enumerate(self.marks)
-            if number in fits and mark is not None and (axes := mark.exact_axes_of(at, size))
-        }
-        for number, axes in exact.items():
-            if len(axes) == 1:
-                self.token_axes.setdefault(number, axes[0])
-        chosen = list(exact or fits)
-        return chosen[0] if len(chosen) == 1 else None
-
-    @property
-    def sequence(self) -> tuple[int, int]:
-        """Which of how many sequences is touched."""
-        for number, mark in enumerate(self.marks):
-            if mark is not None:
-                batch = self.axes_of_input(number).batch
-                batch = 0 if batch is None else batch
-                return mark.at[batch], mark.shape[batch]
-        return 0, 0
-
-    def leaves_rows(self, call: ReadCall) -> bool:
-        """Whether P has more leading indices than heads of all sequences: windows, or heads that the touch missed."""
-        return math.prod(call.shape[:-2]) > call.lead.heads * self.sequence[1]
-
-    def axes_of_input(self, number: int) -> Axes:
-        """The axis of tokens of an input: that along which attention calls saw its touch."""
-        mark = self.marks[number]
-        if mark is None or len(mark.shape) > 3:
-            return Axes(0 if mark is not None else None, ())
-        ends = [(call.touched, call.num_keys) for call in self.calls if call.keys_of == number]
-        found = {mark.axes_of(at, size) for at, size in ends if 0 < len(at) < size}
-        axes = {axis for axes in found for axis in axes if len(axes) == 1}
-        if len(axes) != 1:
-            return Axes(mark.sequences, ())
-        (tokens,) = axes
-        return Axes(1 - tokens if len(mark.shape) - mark.has_features > 1 else None, (tokens,))
 
     def _makers(self, product: Product, side: int) -> tuple:
         """What P is made from: the same for two calls with one P."""

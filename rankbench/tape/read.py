@@ -24,12 +24,13 @@ from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from rankbench.config.keys import ConfigError
 from rankbench.tape.calls import name_of_module, tensors_in
+from rankbench.tape.marks import Way
 from rankbench.tape.plain import Changed, Plain, Size
-from rankbench.tape.probe import UNREACHED, Touched
+from rankbench.tape.probe import OF_ITSELF, UNREACHED, Touched
 from rankbench.tape.reading import Axes, Input, Output, ReadCall, Reading, State
 from rankbench.tape.recording import OUTSIDE
 from rankbench.tape.tags import Role, Visit
-from rankbench.tape.touch import Way, changed_at, is_partly, is_spread, touched_at
+from rankbench.tape.touch import changed_at, is_partly, is_spread, touched_at
 from rankbench.tape.touching import Touching
 
 Result = tuple[str, Tensor]  # by its name
@@ -70,13 +71,14 @@ def read(
         Input(name, tuple(x.shape), touched.axes_of_input(number), touched.marks[number] is not None)
         for number, (name, x) in enumerate(zip(names, tensors_in([args, kwargs]), strict=True))
     )
+    states = _states(plain, touched)
     results = zip(_results(plain, output), touched_results, spread_results, strict=False)
     outputs = [
         _output(*of_passes, touched, number >= len(named_tensors(output))) for number, of_passes in enumerate(results)
     ]
     return Reading(
-        touched.roles, tuple(touched.calls), tuple(touched.factors), inputs, tuple(outputs), _states(plain, touched),
-        tuple(plain.uncovered),
+        touched.roles, tuple(touched.calls), tuple(touched.factors), inputs, tuple(outputs), states,
+        tuple(plain.uncovered), _mixing(plain, touched, states),
     )  # fmt: skip
 
 
@@ -110,26 +112,28 @@ def _touch(
         arrived = sum(bool(call.touched) for call in touched.calls)
         if arrived > most:
             best, most = passes, arrived
-        if arrived == len(touched.calls) or (way.early and (most or way.exchanged)) or not way.scale:
+        is_clear = arrived == len(touched.calls) and all(factor.why != OF_ITSELF for factor in touched.factors)
+        if is_clear or (way.early and (most or way.exchanged)) or not way.scale:
             break
         if not way.early:
             ways.insert(0, way._replace(early=True))
-            if not arrived and not way.exchanged:  # pixels, one-hot floats, numbers that are rounded
+            if not arrived and not way.exchanged and touched.marks:  # pixels, one-hot floats, numbers that are rounded
                 ways.insert(1, Way(way.scale, frozenset(range(len(touched.marks)))))
     assert best is not None  # without a touch nothing changes
     touched = best[0]
-    if not touched.way.scale or not any(map(touched.leaves_rows, touched.calls)):
+    of_tokens = [call for call in touched.calls if not touched.may_be_of_features(call)]
+    if not touched.way.scale or (len(of_tokens) == len(touched.calls) and not any(map(touched.leaves_rows, of_tokens))):
         return best
-    try:  # P has windows, or heads that the touch of one number missed
+    try:  # P has windows, or heads or features that the touch of one number missed
         passes = touched_in(touched.way._replace(rows=True))
     except (Changed, ConfigError):
         return best
-    return passes if _where(passes[0]) == _where(touched) else best  # the same tokens
+    return passes if of_tokens and _where(passes[0].calls) == _where(of_tokens) else best  # the same tokens
 
 
-def _where(touched: Touched) -> list[tuple]:
+def _where(calls: Sequence[ReadCall]) -> list[tuple]:
     """The keys and queries of each attention call that are touched."""
-    return [(call.key, call.touched, call.touched_queries) for call in touched.calls]
+    return [(call.key, call.touched, call.touched_queries) for call in calls]
 
 
 def _check_outside(plain: Plain, touched: Touched) -> None:
@@ -307,6 +311,22 @@ def _states(plain: Plain, touched: Touched) -> dict[Visit, State]:
             axes = _axes(other.left, left, inside or touched.calls, sequence)
         states[run] = State(tuple(left.shape), axes, _digest(entered), _digest(left), other.passed if other else 0)
     return states
+
+
+def _mixing(plain: Plain, touched: Touched, states: Mapping[Visit, State]) -> tuple[str, ...]:
+    """The innermost submodules that mix tokens by something that is no attention: the touch leaves them at more tokens
+    than it entered, although attention puts it back to one."""
+    mixing = []
+    for run, state in states.items():
+        other = touched.states.get(run)
+        if other is None or state.axes is None or other.left.shape != state.shape:
+            continue
+        for axis in state.axes.tokens:
+            at, left = (touched_at(new, old, axis) for new, old in zip(other[:2], plain.states[run][:2], strict=True))
+            if is_partly(at, state.shape[axis]) and set(left) - set(at):
+                mixing.append(run.name)
+    names = dict.fromkeys(mixing)
+    return tuple(name for name in names if not any(inner.startswith(f"{name}.") for inner in names))
 
 
 def _digest(x: Tensor) -> tuple:

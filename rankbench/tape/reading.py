@@ -167,6 +167,7 @@ class Reading:
 
     verdicts: the role of every product of two activations. calls: attention calls in their order. factors: products
     that look like attention and are none. states: axes of submodules' results of the same shape as their inputs.
+    mixing: submodules that mix tokens by something that is no attention, the innermost.
     """
 
     verdicts: Mapping[Site, Verdict]
@@ -176,6 +177,7 @@ class Reading:
     outputs: tuple[Output, ...]
     states: Mapping[Visit, State]
     uncovered: tuple[Call, ...] = ()
+    mixing: tuple[str, ...] = ()
 
     @cached_property
     def by_key(self) -> dict[Site, ReadCall]:

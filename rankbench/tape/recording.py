@@ -234,8 +234,8 @@ class Recorder(TorchFunctionMode):
             raise ConfigError(f"{product.seen.call}: was not made when the network was read, {DEPENDS}")
         return self.verdicts[key]
 
-    def weighs(self, call: Call, p: Tensor, v: Tensor) -> None:
-        """Called with an elementwise product of activations of which a softmax of sums of products made p."""
+    def weighs(self, seen: Seen, p: Tensor, v: Tensor) -> None:
+        """Called with an elementwise product of activations of which a softmax made p."""
 
     def embedded(self, seen: Seen) -> Tag:
         """The tag of rows that an embedding looked up; with begin="inputs", paths begin at those of the inputs."""
@@ -297,7 +297,7 @@ class Recorder(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         kwargs = dict(kwargs or {})
         if not args and "condition" not in kwargs:
-            args = tuple(kwargs.pop(key) for key in ("input", "tensors") if key in kwargs)
+            args = tuple(kwargs.pop(key) for key in ("input", "tensor", "tensors") if key in kwargs)
         if len(args) == 1 and "other" in kwargs:
             args = (*args, kwargs.pop("other"))
         given = tensors_in(args) + tensors_in(kwargs)
@@ -326,13 +326,15 @@ class Recorder(TorchFunctionMode):
             seen.kwargs.pop("inplace", None)
             new = rule(seen)
         if new is None:
+            if any(tag.level == Level.SOFTMAX for tag in tags) and sum(tag.kind == Kind.ACTIVATION for tag in tags) > 1:
+                self.uncovered.append(call)
             new = self.value_only(call, tags)
         new = self._as_numbers(call, name, tags, new)
         is_attention = self.num_attention > num_before
         passed = reduce(or_, (tag.passed for tag in tags), is_attention << self.num_attention)
         self._tag_results(call, output, new, self.depth + is_attention, passed, tags)
-        if name == "getitem" and isinstance(result, Tensor) and share_memory(result, args[0]):
-            self._parts[result] = args[0], args[1]
+        if name in ("getitem", "data") and isinstance(result, Tensor) and share_memory(result, args[0]):
+            self._parts[result] = args[0], ... if name == "data" else args[1]
         elif in_place:
             self._change_whole(call, args[0])
         return result

@@ -4,8 +4,7 @@ Shapes: N query token, M key token, H head, R sequence or window of one; `lead` 
 """
 
 import math
-from collections.abc import Container, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Container, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -16,96 +15,6 @@ from rankbench.tape.reading import Lead
 LEAK = 0.01  # of the largest change along an axis: smaller ones come through scales of norms
 
 ROUNDING = 100  # roundings of a state's largest number below which two passes count as equal
-
-
-class Way(NamedTuple):
-    """How inputs are touched: by how many standard deviations, 0 for not at all; in which inputs of tokens one is
-    exchanged for another; whether at one of the first tokens; whether at all numbers along the last of three axes."""
-
-    scale: float
-    exchanged: frozenset[int] = frozenset()
-    early: bool = False
-    rows: bool = False
-
-
-class Mark(NamedTuple):
-    """Where an input is touched. sequences: the axis that is known to count them."""
-
-    shape: tuple[int, ...]
-    at: tuple[int, ...]
-    has_features: bool
-    sequences: int | None = None
-
-    def axes_of(self, at: Sequence[int], size: int) -> tuple[int, ...]:
-        """The axes, of the first two, along which the touched token may be that at these indices among so many. A scan
-        before has spread the touch to the end, and a convolution to both sides."""
-        index = middle(at, size)
-        shifted = [
-            axis for axis in self._axes if index == self.at[axis] or size - index == self.shape[axis] - self.at[axis]
-        ]
-        return self.exact_axes_of(at, size) or tuple(shifted)
-
-    def exact_axes_of(self, at: Sequence[int], size: int) -> tuple[int, ...]:
-        """Those that are as long, too."""
-        index = middle(at, size)
-        return tuple(axis for axis in self._axes if (self.shape[axis], self.at[axis]) == (size, index))
-
-    @property
-    def _axes(self) -> list[int]:
-        if len(self.shape) > 3:
-            return []
-        return [axis for axis in range(min(2, len(self.shape))) if axis != self.sequences]
-
-    def sequences_in(self, new: Tensor, old: Tensor) -> int | None:
-        """The axis of this input that counts sequences, from a state that its touch has reached through the whole
-        network: along sequences it stands where it stood, and along tokens at several. None if that does not tell."""
-        touched = [changed_at(new, old, axis) for axis in range(new.dim())]
-        alone = [(size, at[0]) for at, size in zip(touched, new.shape, strict=True) if len(at) == 1 and size > 1]
-        fits = [axis for axis in range(min(2, len(self.shape))) if (self.shape[axis], self.at[axis]) in alone]
-        is_told = len(alone) == len(fits) == 1 and 1 not in self.shape[:2]  # one token, or sequence, is not told
-        return fits[0] if is_told else None
-
-
-def middle(at: Sequence[int], size: int) -> int:
-    """The index of the touched token, from all indices to which the touch was carried."""
-    return at[0] if at[-1] == size - 1 else at[len(at) // 2]
-
-
-def place_of(shape: Sequence[int], number: int, early: bool = False) -> tuple[int, ...]:
-    """The number of an input that is touched: off the diagonal, so that sequences and tokens differ, and at another
-    token for each input. early: at one of the first tokens, not one of the last, whichever axis is theirs."""
-    if early:
-        first = [1, number + (number > 0), *[0] * len(shape)] if len(shape) > 1 else [number]
-        return tuple(min(at, size - 1) for at, size in zip(first, shape, strict=False))
-    last = [size - 1 for size in shape]
-    if len(shape) == 2 or len(shape) == 3:
-        last[1] = max(0, shape[1] - 2 - number) if shape[1] > 2 + number else max(0, shape[1] - 2)
-    if len(shape) == 1:
-        last[0] = max(0, shape[0] - 2 - number)
-    if len(shape) == 3:
-        last[2] = 0
-    if len(shape) > 3:
-        last[1] = 0
-    return tuple(last)
-
-
-def is_tokens(x: Tensor) -> bool:
-    """Whether whole numbers may be tokens: of more than two kinds, which masks have, and no list of positions."""
-    if x.is_floating_point() or x.dtype == torch.bool or x.dim() not in (1, 2) or x.shape[-1] < 2:
-        return False
-    return x.unique().numel() > 2 and not bool((x == torch.arange(x.shape[-1], device=x.device)).all())
-
-
-def another(x: Tensor, at: tuple[int, ...]) -> Tensor:
-    """Another token of the same sequence; the token itself if all are alike."""
-    others = x[at[:-1]][x[at[:-1]] != x[at]]
-    return others[0] if len(others) else x[at]
-
-
-def is_mask(x: Tensor) -> bool:
-    """Whether a tensor of floats holds nothing but 0, 1 and the least numbers, as masks do."""
-    least = torch.finfo(x.dtype).min
-    return bool(((x == 0) | (x == 1) | (x <= least / 2)).all())
 
 
 def changed_numbers(new: Tensor, old: Tensor) -> Tensor:
@@ -226,6 +135,8 @@ def leads_of(changed: Tensor, p: Tensor) -> Tensor:
     if leads.shape != wanted and leads.dim() and len(wanted):
         if wanted[-1] % leads.shape[-1] == 0:  # groups of heads share their values
             leads = leads.repeat_interleave(wanted[-1] // leads.shape[-1], -1)
+        for axis, size in enumerate(wanted):  # one P for the values of several heads
+            leads = leads.any(axis, keepdim=True) if size == 1 and leads.dim() == len(wanted) else leads
         leads = leads.expand(wanted)
     return leads
 
@@ -282,6 +193,11 @@ def lead_of(
         heads = math.prod(shape[axis] for axis in whole)
         if not whole and (flat := _flattened(along(leads, 0))) is not None:  # beside an axis of windows
             return flat
+        if not leads[..., None].movedim(whole, [*range(len(whole))]).flatten(len(whole)).any(-1).all():
+            raise ConfigError(
+                f"P of shape {tuple(p.shape)}: the touch of one token reaches other windows in each head, so that "
+                "nothing shows which of its axes counts heads; give fewer tokens, or one window"
+            )
         if not whole:  # one head, in an axis of its own
             whole = [len(shape) - 1] if shape[-1] == 1 else []
         return Lead(heads, tuple(whole))
@@ -293,13 +209,23 @@ def lead_of(
     heads, rest = divmod(int((one & ~zeros).sum()) * shape[0], max(1, int((~zeros).sum())))
     if heads in (1, shape[0]) and not rest:
         return Lead(heads, (0,) if heads > 1 else ())
-    if not heads or rest or shape[0] % heads:
-        raise ConfigError(
-            f"P of shape {tuple(p.shape)}: the touch of one token reaches {int(one.sum())} of its {shape[0]} rows of "
-            "heads and sequences, which do not divide them; give the heads an axis of their own"
-        )
-    first, last = (one.nonzero()[end, 0].item() for end in (0, -1))
-    return Lead(heads, (), "inside" if first // heads == last // heads else "outside")
+    rows = one.nonzero()[:, 0]
+    if heads and not rest and shape[0] % heads == 0:
+        for order, of_row in (("inside", rows // heads), ("outside", rows % (shape[0] // heads))):
+            if (of_row == of_row[0]).all():
+                return Lead(heads, (), order)
+    raise ConfigError(
+        f"P of shape {tuple(p.shape)}: the touch of one token reaches {len(rows)} of its {shape[0]} rows of heads and "
+        "sequences, which are not the heads of one sequence; give the heads an axis of their own"
+    )
+
+
+def are_heads(new: Tensor, old: Tensor, axis: int) -> bool:
+    """Whether each index of a leading axis of values holds numbers of its own and sees the touch at the same keys."""
+    if old.shape[axis] < 2:
+        return False
+    keys, own = (x.movedim(axis, 0) for x in (changed_numbers(*compared_alike(new, old)).any(-1), old))
+    return bool((keys == keys[:1]).all()) and not bool((own == own[:1]).all())
 
 
 def _slides(changed: Tensor, axis: int) -> bool:
@@ -370,3 +296,23 @@ def hidden_keys(p_RHNM: Tensor, logits_RHNM: Tensor | None, is_cross: bool | Non
         others_RM = (seen_RNM & ~own_NM).any(1)
         return ~torch.where(others_RM.any(1, keepdim=True), others_RM, seen_RNM.any(1))
     return ~seen_RNM.any(1)
+
+
+def put_back(
+    result: Tensor,
+    old: Tensor,
+    back: Callable[[Tensor], Tensor],
+    shape: Sequence[int],
+    leads: Tensor,
+    row: int,
+    scale: float,
+) -> None:
+    """Give an attention call the result of the first pass, with a change at this query of the touched sequence. back:
+    how P v, of this shape, becomes the result. scale: of the change, in standard deviations."""
+    if not leads.any():
+        return
+    mark = torch.zeros(shape, dtype=result.dtype, device=result.device)
+    noise = torch.rand(shape[-1], generator=torch.Generator().manual_seed(1), dtype=torch.float64) + 0.5
+    mark[..., row, :] = leads[..., None].to(mark) * noise.to(mark)
+    deviation = old.std().nan_to_num(1.0).item() or 1.0
+    result.copy_(old + scale * deviation * back(mark).reshape(result.shape))

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from rankbench.tape.calls import tensors_in
+from rankbench.tape.marks import Mark, Way, another, is_mask, is_tokens, place_of
 from rankbench.tape.plain import Plain
 from rankbench.tape.recording import Seen
 from rankbench.tape.tags import Tag
-from rankbench.tape.touch import Mark, Way, another, is_mask, is_tokens, place_of
 
 
 class Touching(Plain):

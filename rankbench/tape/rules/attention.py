@@ -57,7 +57,11 @@ def _show(seen: Seen, weights: Lazy, values: Lazy, scores: Callable[[], Pair], l
     recorder.num_attention += 1
     if recorder.watch is not None:
         tensors, depth = (weights(), values(), *scores()), recorder.depth + 1
-        recorder.watch(AttentionCall(recorder.num_attention, seen.call, *tensors, logits, depth, recorder.key_of(seen)))
+        made = AttentionCall(recorder.num_attention, seen.call, *tensors, logits, depth, recorder.key_of(seen))
+        try:
+            recorder.watch(made)
+        except TypeError as error:  # of which torch would make one about the operator @
+            raise RuntimeError(f"the function that watches {seen.call}: {error}") from error
 
 
 def _values(seen: Seen, v: Node, origin: Origin | None, to_values: Callable, shape: torch.Size) -> Node:

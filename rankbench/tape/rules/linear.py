@@ -44,7 +44,7 @@ def _expand(seen: Seen) -> Tag:
 
 @rule("transpose", "permute", "movedim", "moveaxis", "swapaxes", "swapdims", "t", "T", "mT", "adjoint")
 @rule("getitem", "narrow", "select", "index_select", "gather", "take_along_dim", "diagonal", "roll", "flip")
-@rule("repeat", "tile", "repeat_interleave", "unfold")
+@rule("repeat", "tile", "repeat_interleave")
 def _move(seen: Seen) -> Tag:
     function, others, kwargs = seen.function, seen.args[1:], seen.kwargs
     chosen_by = [tag.counted for x in tensors_in([others, kwargs]) if (tag := seen.tag(x)).counted is not None]
@@ -98,6 +98,8 @@ def _cast(seen: Seen) -> Tag:
 
 @rule("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d")
 def _convolution(seen: Seen) -> Tag | None:
+    if seen.tag(seen.get(1, "weight")).level == Level.SOFTMAX:
+        return None
     tag = _jointly(seen, (0,), constant=seen.get(2, "bias") is not None)
     return tag if tag is None or tag.opaque is not None else as_map(tag)
 
@@ -154,6 +156,12 @@ rule("pad")(lambda seen: _jointly(seen, (0,), constant=bool(seen.get(3, "value")
 rule("batch_norm")(lambda seen: None if seen.get(5, "training", False) else _jointly(seen, (0,), constant=True))
 LIKE = ("zero", "zeros_like", "ones_like", "empty_like", "full_like", "new_zeros", "new_ones", "new_empty", "new_full")
 rule(*LIKE)(lambda seen: Tag(Kind.CONSTANT))
+
+
+@rule("unfold")
+def _unfold(seen: Seen) -> Tag | None:
+    is_of_images = seen.call.function.startswith("torch.nn.functional")
+    return _jointly(seen, (0,), constant=False) if is_of_images else _move(seen)
 
 
 @rule("embedding")

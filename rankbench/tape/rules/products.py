@@ -41,8 +41,8 @@ def _mul(seen: Seen) -> Tag | None:
     if left.kind == right.kind == Kind.ACTIVATION:
         tag.factors = a, b
         for of_p, p, v in ((left, a, b), (right, b, a)):
-            if of_p.pairs and of_p.level == Level.SOFTMAX:
-                seen.recorder.weighs(seen.call, p, v)
+            if of_p.level == Level.SOFTMAX:
+                seen.recorder.weighs(seen, p, v)
     return tag
 
 
@@ -76,11 +76,9 @@ def _sum(seen: Seen) -> Tag | None:
 
     def as_factor() -> Tag | None:
         if ways.scores is not None or tag.node is None:
-            made = LINEAR_SUM(seen)
-        else:
-            keepdim = bool(seen.get(2, "keepdim"))
-            made = _with_frozen_side(seen, left, right, lambda a, b: (a * b).sum(axis, keepdim))
-        return made if made is None else replace(made, pairs=True)
+            return LINEAR_SUM(seen)
+        keepdim = bool(seen.get(2, "keepdim"))
+        return _with_frozen_side(seen, left, right, lambda a, b: (a * b).sum(axis, keepdim))
 
     if ways == Ways():
         return as_factor()
@@ -100,9 +98,9 @@ def _scaled(seen: Seen, x: Any, factor: Any, side: str) -> Tag:
     """The tag of x times (or divided by) a frozen factor. side: of the factor, as the tape names what is frozen."""
     carried, other = seen.tag(x), seen.tag(factor)
     tag = combined([carried, other])
-    if side == "divisor" and carried.form == other.form == "exp" and carried.opaque is not None:
+    if side == "divisor" and carried.form == other.form == "exp":
         # exponentials over their sum
-        return replace(seen.value_only([carried, other], Level.SOFTMAX), form="softmax", logits=carried.logits)
+        return replace(seen.value_only([carried, other], Level.SOFTMAX), form="shares", logits=carried.logits)
     mixed = other.mixes and side != "divisor"  # P v, written as a product and a sum: its heads are not known
     if mixed or carried.opaque is not None or (carried.node is None and other.has_paths):
         tag = seen.value_only([carried, other], Level.GATED)
@@ -123,6 +121,8 @@ def _scaled(seen: Seen, x: Any, factor: Any, side: str) -> Tag:
 def _linear(seen: Seen) -> Tag | None:
     x, weight_FD, bias = seen.args[0], seen.get(1, "weight"), seen.get(2, "bias")
     if seen.tag(weight_FD).has_paths or seen.tag(bias).has_paths:
+        return None
+    if seen.tag(x).level == Level.SOFTMAX and seen.tag(weight_FD).kind == Kind.ACTIVATION:  # P v
         return None
     return _affine(seen, x, weight_FD, bias)
 
@@ -159,6 +159,8 @@ def _addmm(seen: Seen) -> Tag | None:
     alpha, beta = seen.kwargs.get("alpha", 1), seen.kwargs.get("beta", 1)
     if all(seen.tag(x).kind == Kind.ACTIVATION for x in (a, b)):
         # scores that are added to a table of positions; a sum with P v would need both of its terms
+        if any(seen.tag(x).level == Level.SOFTMAX for x in (a, b)):
+            return None
         tag = _activations(seen, a, b, Ways(scores=AS_IT_IS), lambda: seen.value_only([seen.tag(x) for x in (a, b)]))
         return seen.value_only([*([] if tag is None else [tag]), seen.tag(c)], Level.PRODUCT)
     if b.ndim != 2 or seen.tag(b).kind != Kind.WEIGHT or seen.tag(c).has_paths:

@@ -1,0 +1,65 @@
+"""A touched pass that refuses weights of a softmax over tokens that no sum applies: such attention would be unseen."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from rankbench.config.keys import ConfigError
+from rankbench.tape.calls import DESCRIBES, name_of, tensors_in
+from rankbench.tape.marks import Way
+from rankbench.tape.places import Placed
+from rankbench.tape.plain import Plain
+from rankbench.tape.recording import Seen
+from rankbench.tape.touch import changed_at, is_partly, touched_at
+
+
+class Weighing(Placed):
+    """A touched pass, compared with the plain one."""
+
+    def __init__(
+        self, module: Callable, submodule: str | None, base: Plain, way: Way, sequences: Mapping[int, int]
+    ) -> None:
+        super().__init__(module, submodule, way, sequences)
+        self.base = base
+        self.unsummed = WeakTensorKeyDictionary()  # weighted tokens of one pooled sequence, before they are summed
+
+    def weighs(self, seen: Seen, p: Tensor, v: Tensor) -> None:
+        """Weights that change with other tokens than those that they weigh are attention. Those of one query may still
+        be summed, as in (p * v).sum(1); weights of a mixture change with its own token alone."""
+        p0, v0 = self.base.weighed.get(seen.call, (p, v))
+        if p.dim() != v.dim() or p.shape[-1] > 1 or p.shape != p0.shape or v.shape != v0.shape:
+            return
+        sums = [*(p.sum(axis) for axis in range(p.dim() - 1)), p.flatten(1).sum(1)]
+        is_of_one_query = any(((x - 1).abs() < 0.01).all() for x in sums)
+        are_whole = any(((x - x.round().clamp(min=1)).abs() < 0.001).all() for x in sums)
+        if self.tag(p).form == "shares" and not are_whole:  # other quotients of exponentials than a softmax
+            return
+        for axis, size in enumerate(v.shape[:-1]):
+            at, of_p = touched_at(v, v0, axis), touched_at(p, p0, axis)
+            if p.shape[axis] == size and is_partly(at, size) and set(of_p) - set(changed_at(v, v0, axis)):
+                if not is_of_one_query:
+                    raise ConfigError(
+                        f"{seen.call}: weighs shifted states with a softmax of scores, which is attention whose heads "
+                        "nothing shows; write it as a product of matrices"
+                    )
+                self.unsummed[seen.result] = seen.call
+        is_of_one_key = any(p.shape[axis] > size == 1 and touched_at(p, p0, axis) for axis, size in enumerate(v.shape))
+        if is_of_one_key and seen.result not in self.unsummed and not torch.equal(v, v0):
+            raise ConfigError(
+                f"{seen.call}: weighs one state for all tokens with a softmax, as where attention is written key by "
+                "key; write it as a product of matrices"
+            )
+
+    def __torch_function__(self, func: Callable, types: tuple, args: tuple = (), kwargs: dict | None = None) -> Any:
+        name = name_of(func)[0]
+        is_sum = name == "sum" and "dtype" not in (kwargs or {}) and (len(args) > 1 or "dim" in (kwargs or {}))
+        for x in tensors_in([args, kwargs]) if name not in DESCRIBES and not is_sum else ():
+            if x in self.unsummed:
+                raise ConfigError(
+                    f"{self.unsummed[x]}: weighs tokens with a softmax over them, and {name} comes before their sum, "
+                    "so that heads are not seen; write it as a product of matrices, or as (p * v).sum(dim)"
+                )
+        return super().__torch_function__(func, types, args, kwargs)

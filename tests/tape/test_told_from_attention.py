@@ -1,0 +1,370 @@
+"""Sums that are told from attention by where the touched token is, heads that are told from queries and windows, and
+attention that is refused because no product shows its heads.
+
+Shapes: B sequence, N query token, M key token, D width, H head, K head width, E expert, C candidate or edge.
+"""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from every_path import NO_PATH, ROUNDING, by_length, every_path
+from networks_of_others import (
+    MLP,
+    Attention,
+    B,
+    D,
+    H,
+    N,
+    Sequence,
+    by_kernel,
+    drawn,
+    states,
+    written_out,
+)
+from refusals import refusal
+from torch import nn
+
+from rankbench.measures.module_reading import read_module
+from rankbench.measures.network_table import in_words, table_of_reading
+from rankbench.model.modules import Example
+from rankbench.tape import record, tap
+
+TWO = [1, 4, 4]  # layers of two heads
+
+
+def attention(mix):
+    """A layer of heads whose outputs are mix(q, k, v)."""
+    return Attention(lambda q, k, v, _: mix(q, k, v))
+
+
+def around(layer):
+    return drawn(Sequence(Attention(written_out), layer, Attention(by_kernel)))
+
+
+def assert_every_path(module, inputs, num_paths=TWO):
+    wanted_KBND, counts = by_length(every_path(module, inputs))
+    tape = record(module, **inputs)
+    sums = tape.sums()
+    assert counts == num_paths == tape.paths().by_length
+    for got_BND, wanted_BND in zip(sums.by_length_KBND, wanted_KBND, strict=True):
+        assert (got_BND - wanted_BND).norm() < ROUNDING * wanted_BND.norm()
+    assert sums.remainder < NO_PATH
+
+
+# --- sums over something else than tokens -----------------------------------------------------------------------------
+
+
+class OneHotExperts(nn.Module):
+    """Each token goes to one expert, by products with one-hot vectors; an expert sees zeros for the others' tokens."""
+
+    def __init__(self, experts=3):
+        super().__init__()
+        self.router, self.experts = nn.Linear(D, experts), nn.ModuleList(MLP() for _ in range(experts))
+
+    def forward(self, x):
+        shares_BNE = self.router(x).softmax(-1)
+        sent_BNE = F.one_hot(shares_BNE.argmax(-1), len(self.experts)).to(x)
+        given_EBND = torch.einsum("bne,bnd->ebnd", sent_BNE, x)
+        made_BEND = torch.stack([expert(part) for expert, part in zip(self.experts, given_EBND, strict=True)], 1)
+        return torch.einsum("bend,bne->bnd", made_BEND, sent_BNE * shares_BNE)
+
+
+class Gated(nn.Module):
+    """A token as the mean of its state and of learned vectors, weighted by a softmax of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate, self.learned = nn.Linear(D, 3), nn.Parameter(torch.zeros(2, D))
+
+    def forward(self, x):
+        candidates_BNCD = torch.stack([x, *(vector.expand_as(x) for vector in self.learned)], 2)
+        return (self.gate(x).softmax(-1)[..., None, :] @ candidates_BNCD)[:, :, 0]
+
+
+class Fused(nn.Module):
+    """Several inputs, each token of which is a weighted mean of theirs."""
+
+    def __init__(self, inputs):
+        super().__init__()
+        self.maps, self.gate = nn.ModuleList(nn.Linear(D, D) for _ in range(inputs)), nn.Linear(inputs * D, inputs)
+        self.body = Sequence(Attention(written_out), MLP(), Attention(written_out))
+
+    def forward(self, **inputs):
+        candidates_BNCD = torch.stack([part(x) for part, x in zip(self.maps, inputs.values(), strict=True)], 2)
+        shares_BNC = self.gate(candidates_BNCD.flatten(2)).softmax(-1)
+        return self.body((shares_BNC[..., None] * candidates_BNCD).sum(2))
+
+
+class OfFeatures(nn.Module):
+    """Attention among features, or groups of them, in front of all maps."""
+
+    def __init__(self, mix):
+        super().__init__()
+        self.mix, self.body = mix, Sequence(Attention(written_out), MLP(), Attention(written_out))
+
+    def forward(self, x):
+        return self.body(x + self.mix(x))
+
+
+def of_channels(x):
+    return ((x.mT @ x / N).softmax(-1) @ x.mT).mT
+
+
+def of_groups(x):
+    groups = x.unflatten(-1, (D // 4, 4))
+    return ((groups @ groups.mT).softmax(-1) @ groups).flatten(2)
+
+
+NO_HEADS = {
+    "experts by one-hot vectors": lambda: around(OneHotExperts()),
+    "a gate to learned vectors": lambda: around(Gated()),
+    "channels": lambda: drawn(OfFeatures(of_channels)),
+    "groups of features": lambda: drawn(OfFeatures(of_groups)),
+}
+
+
+@pytest.mark.parametrize("name", NO_HEADS)
+def test_a_sum_for_each_token_by_itself_is_no_attention(name):
+    assert_every_path(NO_HEADS[name](), {"x": states()})
+
+
+@pytest.mark.parametrize("number", [2, 3])
+def test_a_mean_of_inputs_is_no_attention(number):
+    assert_every_path(drawn(Fused(number)), {name: states(name) for name in "xyz"[:number]})
+
+
+# --- heads ------------------------------------------------------------------------------------------------------------
+
+
+def with_chosen_queries(q, k, v):
+    """Each head answers its three longest queries, the others get the mean of the values."""
+    longest = q.norm(dim=-1).topk(3, -1).indices[..., None].expand(-1, -1, -1, q.shape[-1])
+    mixed = (q.gather(2, longest) @ k.mT).softmax(-1) @ v
+    return v.mean(2, keepdim=True).expand_as(v).clone().scatter(2, longest, mixed)
+
+
+def test_heads_that_choose_their_queries_are_heads():
+    tape = record(drawn(Sequence(attention(with_chosen_queries), MLP(), attention(with_chosen_queries))), states())
+    assert tape.paths().by_length == TWO
+    assert tape.sums().remainder < NO_PATH
+
+
+class Pooled(nn.Module):
+    """Tokens that are present, pooled by a softmax over them."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.weights, self.out = Sequence(Attention(written_out)), nn.Linear(D, 1), nn.Linear(D, 3)
+
+    def forward(self, x, present):
+        x = self.body(x)
+        weights = self.weights(x).masked_fill(~present[..., None], -torch.inf).softmax(1)
+        return self.out((weights * x).sum(1))
+
+
+def test_a_pool_is_found_where_the_touched_token_is_padding():
+    lengths = torch.full((B,), N)
+    lengths[-1] = N - 3
+    module = drawn(Pooled())
+    tape = record(module, x=states(), present=torch.arange(N) < lengths[:, None])
+    assert tape.paths().by_length == [0, 1, 2]
+
+
+# --- refused ----------------------------------------------------------------------------------------------------------
+
+TO, FROM = torch.arange(N).repeat_interleave(N), torch.arange(N).repeat(N)
+
+
+def over_edges(q, k, v):
+    """Additive attention over a list of edges."""
+    powers_BHC = (q.sum(-1)[..., TO] + k.sum(-1)[..., FROM]).tanh().exp()
+    sums_BHN = torch.zeros(*q.shape[:3], dtype=q.dtype).index_add(2, TO, powers_BHC)
+    return torch.zeros_like(v).index_add(2, TO, (powers_BHC / sums_BHN[..., TO])[..., None] * v[:, :, FROM])
+
+
+def additive(q, k):
+    return (q[:, :, :, None] + k[:, :, None]).tanh().sum(-1).softmax(-1)
+
+
+def key_by_key(q, k, v):
+    p = additive(q, k)
+    return sum(p[..., [key]] * v[:, :, [key]] for key in range(p.shape[-1]))
+
+
+def sorted_by_each_head(q, k, v):
+    """Each head sorts the tokens by its own numbers, and attends within halves."""
+    order = q.sum(-1).argsort(-1)[..., None].expand_as(q)
+    q, k, v = (x.gather(2, order).unflatten(2, (2, -1)) for x in (q, k, v))
+    mixed = ((q @ k.mT).softmax(-1) @ v).flatten(2, 3)
+    return torch.zeros_like(mixed).scatter(2, order, mixed)
+
+
+def flattened(q, k, v):
+    p = (q.flatten(0, 1) @ k.flatten(0, 1).mT).softmax(-1)
+    return (p @ v.flatten(0, 1)).view_as(q)
+
+
+class SharedKeys(nn.Module):
+    """Four query heads side by side in the rows of P, for one key head."""
+
+    def __init__(self, kernel):
+        super().__init__()
+        self.q, self.k, self.v = nn.Linear(D, D), *(nn.Linear(D, D // 4) for _ in range(2))
+        self.kernel = kernel
+
+    def forward(self, x):
+        q, k, v = (
+            self.q(x).unflatten(-1, (4, -1)),
+            *(part(x)[:, None].expand(-1, x.shape[1], -1, -1) for part in (self.k, self.v)),
+        )
+        mixed = F.scaled_dot_product_attention(q, k, v) if self.kernel else (q @ k[:, :1].mT).softmax(-1) @ v[:, :1]
+        return mixed.flatten(2)
+
+
+class Twice(nn.Module):
+    """Two versions of each sequence in one batch."""
+
+    def __init__(self, mix):
+        super().__init__()
+        self.body = Sequence(attention(mix))
+
+    def forward(self, x):
+        one, other = self.body(torch.cat([x, 2 * x])).chunk(2)
+        return one - other
+
+
+class PoolingBy(Pooled):
+    """A pool whose weights something comes between."""
+
+    def __init__(self, reduce):
+        super().__init__()
+        self.reduce = reduce
+
+    def forward(self, x):
+        x = self.body(x)
+        return self.out(self.reduce(self.weights(x).softmax(1) * x))
+
+
+class InInferenceMode(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = Sequence(Attention(written_out))
+
+    @torch.inference_mode()
+    def forward(self, x):
+        return self.body(x)
+
+
+class Lazy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.body = nn.LazyLinear(D, dtype=torch.float64), Sequence(Attention(written_out)).double()
+
+    def forward(self, x):
+        return self.body(self.first(x))
+
+
+def first(mix):
+    return lambda: drawn(Sequence(attention(mix), MLP(), Attention(written_out)))
+
+
+ALONE, NOT_COVERED = "weighs shifted states with a softmax", "is not covered, and may be attention"
+REFUSED = {
+    "edges": (first(over_edges), ALONE),
+    "key by key": (first(key_by_key), "weighs one state for all tokens"),
+    "a sum by linear": (
+        first(
+            lambda q, k, v: (
+                torch.stack([F.linear(p, x.mT) for p, x in zip(additive(q, k)[:, 0], v[:, 0], strict=True)])[:, None]
+                + 0 * v
+            )
+        ),
+        NOT_COVERED,
+    ),
+    "out=": (first(lambda q, k, v: torch.matmul(additive(q, k), v, out=torch.empty_like(v))), NOT_COVERED),
+    "sorted by each head": (first(sorted_by_each_head), "reaches other windows in each head"),
+    "heads among the queries": (lambda: drawn(Sequence(SharedKeys(False))), "are of one token"),
+    "heads among the kernel's queries": (lambda: drawn(Sequence(SharedKeys(True))), "are of one token"),
+    "two versions, heads flattened": (lambda: drawn(Twice(flattened)), "not the heads of one sequence"),
+    "one P for the values of several heads": (
+        first(lambda q, k, v: (q[:, :1] @ k[:, :1].mT).softmax(-1) @ v),
+        "these side by side",
+    ),
+    "a mean of weighted tokens": (lambda: drawn(PoolingBy(lambda x: x.mean(1))), "mean comes before their sum"),
+    "a scaled pool": (lambda: drawn(PoolingBy(lambda x: (x / 2).sum(1))), "div comes before their sum"),
+    "inference mode": (lambda: drawn(InInferenceMode()), "within torch.inference_mode"),
+    "a lazy module": (Lazy, "first: a lazy module has no weights"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_attention_whose_heads_nothing_shows_is_refused(name):
+    build, message = REFUSED[name]
+    tokens = 2 * N if name == "sorted by each head" else N
+    assert message in refusal(lambda: record(build(), states(tokens=tokens)))
+
+
+# --- what else --------------------------------------------------------------------------------------------------------
+
+
+class AddsToData(Sequence):
+    """Adds each part's result to the numbers of its state."""
+
+    def forward(self, x):
+        x = x.clone()
+        for norm, part in zip(self.norms, self.parts, strict=True):
+            x.data.add_(part(norm(x)))
+        return x
+
+
+def test_what_is_added_to_the_data_of_a_state_is_added_to_the_state():
+    parts = Attention(written_out), MLP(), Attention(written_out)
+    changed, usual = drawn(AddsToData(*parts)), drawn(Sequence(*parts))
+    assert record(changed, states()).paths().by_length == TWO
+    torch.testing.assert_close(*(record(module, states()).sums().by_length_KBND for module in (changed, usual)))
+
+
+class Convolved(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.convolution = nn.Conv1d(D, D, 3, padding=1)
+
+    def forward(self, x):
+        return self.convolution(x.mT).mT
+
+
+def loop_of_sigmoids(q, k, v):
+    shifts = range(q.shape[2])
+    return sum((q * k.roll(n, 2)).sum(-1, keepdim=True).sigmoid() * v.roll(n, 2) for n in shifts) / len(shifts)
+
+
+@pytest.mark.parametrize(
+    ("layer", "names"), [(Convolved, ["parts.1"]), (lambda: attention(loop_of_sigmoids), ["parts.1"]), (MLP, [])]
+)
+def test_submodules_that_mix_tokens_without_attention_are_named(layer, names):
+    read = read_module(around(layer()), Example((states(),)))
+    table = table_of_reading(read, "")
+    assert list(table[table.part == "mixing"].name) == names
+    assert ("no attention, in parts.N" in in_words(read, "")) == bool(names)
+
+
+class OfObject(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = Sequence(Attention(written_out))
+
+    def forward(self, given):
+        return self.body(given["states"].x)
+
+
+def test_an_input_within_an_object_is_read_by_what_the_calls_say():
+    given = type("Given", (), {"x": states()})()
+    assert record(drawn(OfObject()), {"states": given}).paths().by_length == [1, H]
+
+
+def test_an_error_of_the_watching_function_is_its_own():
+    def watch(call):
+        len(3)
+
+    with pytest.raises(RuntimeError, match=r"the function that watches call .*: object of type 'int' has no len"):
+        tap(drawn(Sequence(Attention(written_out))), watch, states())
