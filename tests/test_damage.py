@@ -26,7 +26,6 @@ from rankbench.report.report import gather
 from rankbench.runs.machine import Machine
 from rankbench.runs.records import read_json, read_yaml
 from rankbench.runs.run import WEIGHTS, Run
-from rankbench.runs.sweep import JOBS, Sweep
 from rankbench.runs.tables import read_table
 from rankbench.training import loop
 from rankbench.training.loop import train
@@ -253,12 +252,6 @@ def test_an_odd_file_is_one_line(tmp_path, read, text, reason):
     path = tmp_path / "file"
     path.write_text(text)
     assert refusal(read, path).startswith(f"{path}: {reason}")
-
-
-@pytest.mark.parametrize("jobs", [DEEP, '[{"folder": "../elsewhere", "overrides": []}]', '[{"folder": 3}]'])
-def test_an_odd_list_of_jobs_counts_as_none(tmp_path, jobs):
-    (tmp_path / JOBS).write_text(jobs)
-    assert Sweep(tmp_path).jobs() == Sweep(tmp_path).missing() == []
 
 
 @pytest.mark.parametrize("change", [lambda rows: [*rows, rows[-1]], lambda rows: [*rows[:-1], "=1+1" + rows[-1][1:]]])

@@ -47,16 +47,8 @@ def test_every_bit_of_seed_and_step_counts():
     assert len({tuple(draws(*triple)) for triple in [(0, "train", 0), *triples]}) == 1 + 32 + 41
 
 
-def test_a_seed_and_a_step_do_not_change_places():
-    assert draws(1, "train", 2) != draws(2, "train", 1)
-
-
 def test_long_purposes_that_begin_alike_differ():
     assert draws(0, "lipschitz samples, inner") != draws(0, "lipschitz samples, outer")
-
-
-def test_step_counts_from_zero_by_default():
-    assert draws(3, "order") == draws(3, "order", 0) != draws(3, "order", 1)
 
 
 def test_the_largest_state_is_accepted():

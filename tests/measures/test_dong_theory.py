@@ -288,11 +288,3 @@ def test_path_lengths_are_binomial_however_many_there_are(layers, heads):
     wanted = scipy.stats.binom(layers, heads / (heads + 1)).pmf(length)
     assert got.share == pytest.approx(wanted, rel=1e-8, abs=1e-300)  # scipy's error grows with the logarithm
     assert got.share.sum() == pytest.approx(1, rel=1e-13) and got.cumulative_share[-1] == 1
-
-
-def test_gpt_3_has_10_to_the_190_paths():
-    got = dong_theory.path_length_distribution(96, 96)
-    for length in range(97):
-        digits = str(math.comb(96, length) * 96**length)
-        assert math.floor(got.log10_count[length]) == len(digits) - 1
-    assert len(str(97**96)) == 191

@@ -356,10 +356,6 @@ def test_dropout_masks_depend_on_the_state_alone():
     assert not torch.equal(first["embedding"], first["layers.0.attention.output"])
 
 
-def test_no_dropout_no_masks():
-    assert dropout_masks(network(dropout=0.0), 4, 5, streams_of([0])) is None
-
-
 @pytest.mark.parametrize("num_tokens", [5, FUSED_FROM_TOKENS])
 @torch.no_grad()
 def test_dropout_strikes_weights_sublayers_and_embedding(num_tokens):

@@ -26,7 +26,7 @@ from rankbench.report import results
 from rankbench.report.page import records
 from rankbench.report.preset_runs import across_presets
 from rankbench.report.results import index_of, known_second
-from rankbench.report.scoreboard import check_experiment, scoreboard
+from rankbench.report.scoreboard import scoreboard
 from rankbench.runs.tables import read_table
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -349,15 +349,6 @@ def test_the_page_needs_nothing_else_and_links_to_the_run(outputs, tmp_path):
     assert "outputs/train/one%20%26%20two/" in links
     assert not [link for link in links if "//" in link]
     assert folder.exists()
-
-
-def test_nothing_run_yet_and_unknown_presets_are_told(outputs, tmp_path):
-    with pytest.raises(ConfigError, match=r"experiment=demo: not run yet under .*; run it with `rankbench train exp"):
-        scoreboard("demo", tmp_path, outputs=outputs)
-    with pytest.raises(ConfigError, match=r"experiment=dmo: unknown, did you mean demo\?; allowed are all, "):
-        check_experiment("dmo")
-    run_of(outputs, "one")
-    check_experiment("all", outputs)
 
 
 def test_the_figures_of_final_numbers_are_left_out_however_many_pages_they_have(outputs, tmp_path):

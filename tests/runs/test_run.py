@@ -416,10 +416,3 @@ def test_metrics_say_whose_they_are(run):
     assert list(metrics) == ["run", "task", "model", "seed", "step", "split", "loss"]
     assert list(metrics.iloc[0]) == ["run", "sorting", "transformer", 0, 0, "test", 2.5]
     assert list(metrics.seed) == [0, 1] and math.isnan(metrics.loss[1])
-
-
-@pytest.mark.parametrize("name", ["file", "nowhere"])
-def test_what_is_no_run_is_named(tmp_path, name):
-    (tmp_path / "file").write_text("")
-    said = f"{name}: no config.yaml there; give the folder of a run, or run=latest"
-    assert said in refusal(lambda: Run(tmp_path / name).config)

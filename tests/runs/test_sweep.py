@@ -32,7 +32,14 @@ def test_the_list_is_read_back_and_what_has_no_folder_is_missing(sweep):
     assert sweep.jobs() == JOBS and sweep.missing() == JOBS[1:]
 
 
-@pytest.mark.parametrize("text", [None, "no JSON", "[1]", '[{"folder": "x"}]', '{"folder": []}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(None, "no JSON", "[1]", '[{"folder": "x"}]', '{"folder": []}', '[{"folder": 3}]'),
+        *('[{"folder": "../elsewhere", "overrides": []}]', "[" * 100000),
+    ],
+    ids=lambda text: str(text)[:40],
+)
 def test_a_folder_without_a_readable_list_misses_nothing(sweep, text):
     (sweep.folder / "jobs.json").unlink()
     if text is not None:
