@@ -358,12 +358,8 @@ def test_what_cannot_be_analysed_is_one_line(run, home):
     assert line.startswith(
         "sequence=3: no option of residual, path_counts, did you mean sequences?; allowed are variants"
     )
-    assert (
-        refusal(rb.analyze, run, "paths", sequences="many")
-        == "analysis.paths.sequences=many: wants an integer, or null"
-    )
+    assert "analysis.paths.sequences=many: wants an integer" in refusal(rb.analyze, run, "paths", sequences="many")
     assert "analysis.paths.length: unknown key" in refusal(rb.analyze, run, "paths", paths={"length": 3})
-    assert "analysis.paths.repeats=0: out of range; allowed are" in refusal(rb.analyze, run, "paths", repeats=0)
     assert "analysis=path: unknown, did you mean paths?" in refusal(rb.analyze, run, "path")
     assert "go in a list: ['model=san']" in refusal(rb.analyze, "model=san", "paths")
     assert refusal(rb.analyze, ["run=x"], "paths").startswith("run=x: not in the list; give the folder as subject")
@@ -379,7 +375,8 @@ def test_analyses_are_refused_by_the_runs_own_model(tmp_path):
     run = rb.Run(tmp_path / "run")
     run.begin(compose("train", "task=char_lm", "model=lstm"), {})
     run.save_weights({"any": torch.zeros(1)})
-    assert "needs attention heads; model.kind=lstm does not fit" in refusal(rb.analyze, run, "residual")
+    said = "needs attention heads; model.kind=lstm does not fit; use curves, samples"
+    assert said in refusal(rb.analyze, run, "residual")
 
 
 # --- plot ------------------------------------------------------------------------------------------------------------

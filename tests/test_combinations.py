@@ -246,8 +246,14 @@ def test_a_model_is_refused_before_or_runs(name):
         (["analysis=[independence]", "task.test_size=29"], "analysis=independence: needs at least 30 test sequences"),
         (["analysis=[independence]", "model.weight_norm=sigma"], "analysis=independence: needs heads with parameters"),
         (["analysis=[independence]", "model.kv_groups=1"], "analysis=independence: needs heads with parameters"),
+        (["analysis=[independence]", "model.shared_layers=true"], "analysis=independence: needs heads with parameters"),
         (["analysis=[bounds]", "model.mix_uniform=0.5"], "analysis=bounds: needs the softmax of dot products alone"),
         (["analysis=[invertibility]", "analysis.invertibility.network=true"], "analysis.invertibility.network=true: "),
+        (["analysis=[lipschitz]", "analysis.lipschitz.cap=1"], "cap=1.0: only tied L2 attention has a bound"),
+        (
+            ["analysis=[lipschitz]", "analysis.lipschitz.radii=[0.1]", "model.attention=cosine"],
+            "analysis.lipschitz.radii: layer 1 has attention cosine",
+        ),
         (["analysis=[histograms]", "model=contractive_l2", "model.contraction_keys=9"], "model.contraction_keys=9: "),
         (
             ["analysis=[invertibility]", "model=contractive_l2", "model.contraction_keys=9"],

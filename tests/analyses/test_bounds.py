@@ -15,7 +15,6 @@ from rows import pick
 
 from rankbench.analyses import ANALYSES, bounds
 from rankbench.analysing.runner import measure
-from rankbench.config.keys import ConfigError
 from rankbench.model.network import without
 from rankbench.model.transformer import Transformer
 from rankbench.plots.marks import FLOOR
@@ -278,11 +277,6 @@ def test_padding_is_no_part_of_a_sequence(make_subject):
 def test_a_residual_above_the_bound_is_reported(make_subject):
     compared = bounds._compared(np.array([0.0, 1]), np.array([1.0, 0]), np.array([0.5, -1]))
     assert compared == {"compared": 2, "slack": 0.0, "slack_min": -1.0, "holds": 0.5, "refuted": 0.5}
-
-
-def test_mixed_attention_is_refused(make_subject):
-    with pytest.raises(ConfigError, match="mix_identity=0"):
-        bounds.check_network(make_subject(mix_identity=1.0), bounds.Options(["full"], 9))
 
 
 def two_seeds(make_subject, *variants, **changes):

@@ -8,7 +8,7 @@ import torch
 from breadth import some
 
 from rankbench.analyses import ANALYSES
-from rankbench.analysing.runner import check_analyses, options_of
+from rankbench.analysing.runner import options_of
 from rankbench.analysing.subjects import subjects_of_run
 from rankbench.commands.compose import compose
 from rankbench.config.keys import ConfigError
@@ -232,17 +232,7 @@ def test_metrics_of_a_residual_that_rounding_explains_are_marked():
     assert np.isfinite(lines_of_panel[2]["layer 2"].get_ydata()).all()
 
 
-def test_what_cannot_be_is_refused_in_one_line(trained):
-    cfg = config("trainer.dynamics_every=null")
-    with pytest.raises(ConfigError, match=r"analysis=dynamics: needs trainer.dynamics_every, "):
-        check_analyses(cfg, cfg)
-    cfg = compose("analyze", "analysis=[dynamics]")
-    with pytest.raises(ConfigError, match=r"analysis=dynamics: needs a training of ours; .* fresh .*; give run="):
-        check_analyses(cfg, cfg)
-    for words, said in (("metrics=[]", "metrics=[]: name at least one"), ("metrics=[rank]", "metrics=rank: unknown")):
-        with pytest.raises(ConfigError) as error:
-            options_of(config(f"analysis.dynamics.{words}"))
-        assert f"analysis.dynamics.{said}" in str(error.value)
+def test_what_the_run_has_not_recorded_is_refused(trained):
     (subject, _) = subjects_of_run(trained, Machine.prepare(config()))
     old = subject.__class__(**{**vars(subject), "history": subject.history.drop(columns="qk_norm")})
     with pytest.raises(ConfigError, match=r"layers\.csv has no qk_norm; train it again, or name others"):

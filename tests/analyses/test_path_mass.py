@@ -16,7 +16,6 @@ from shipped import options_of
 
 from rankbench.analyses import Subject, path_mass, pruning
 from rankbench.analysing.runner import measure
-from rankbench.config.keys import ConfigError
 from rankbench.measures.attention_matrices import attention_metrics
 from rankbench.measures.frozen_network import FrozenNetwork, sums_by_last_head, sums_by_length
 from rankbench.measures.paths import all_paths, sums_of_groups
@@ -199,11 +198,6 @@ def test_greedy_for_regression_takes_the_best_of_the_squared_errors():
 
 
 # --- options, digests, figures, claims ------------------------------------------------------------------------------
-
-
-def test_too_many_paths_are_refused(make_subject):
-    with pytest.raises(ConfigError, match="max_paths=26: the network has 27 paths; raise it"):
-        pruning.table(make_subject(), options_of("pruning", max_paths=26))
 
 
 @pytest.fixture(scope="module")

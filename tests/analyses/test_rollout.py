@@ -16,7 +16,6 @@ from shipped import options_of
 
 from rankbench.analyses import ANALYSES, Subject, rollout
 from rankbench.analysing.runner import measure
-from rankbench.config.keys import ConfigError
 from rankbench.model import initial_model
 from rankbench.plots.rollout import HIGHEST, LOWEST
 from rankbench.seeds import generator_for
@@ -132,14 +131,6 @@ def test_any_network_is_run_step_by_step_in_float64(model_config, task, changes)
         assert rows[["x", "y"]].to_numpy() == pytest.approx(now[0].numpy(), abs=1e-14)
         assert rows.distance.iloc[0] == pytest.approx(math.dist(*now[0].tolist()), abs=1e-14)
         now = exact(now)
-
-
-def test_another_task_has_no_trajectory(sorting_task):
-    sorting = sorting_task()
-    with pytest.raises(
-        ConfigError, match=r"^analysis=rollout: needs a task with a trajectory; .* use task=circle_arcs$"
-    ):
-        rollout.check(Subject("planned", 0, sorting), options())
 
 
 # --- figure, digest, claim --------------------------------------------------------------------------------------------

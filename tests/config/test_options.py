@@ -62,6 +62,10 @@ OF_TASKS = {
     ],
 }
 OF_ANALYSES = {
+    "dynamics": [
+        ({"metrics": []}, "metrics=[]: name at least one"),
+        ({"metrics": ["rank"]}, "metrics=rank: unknown"),
+    ],
     "histograms": [
         ({"ranges": []}, "ranges=[]: name at least one"),
         ({"ranges": [[2, 2]]}, "ranges=[[2.0, 2.0]]: wants pairs"),
@@ -80,6 +84,7 @@ OF_ANALYSES = {
         ({"width": 3, "heads": 2}, "width=3: not divisible"),
         ({"layer": "contractive_l2", "tied": False}, "tied=false: layer=contractive_l2"),
         ({"mirror": True}, "mirror=true: for layer=l2 of width=1"),
+        ({"radii": [0.1], "norms": ["inf"]}, "radii: needs layer=null and 2 in norms"),
     ],
     "path_counts": [
         ({"known": {"mine": [2, 0]}}, "known.mine: heads=0: out of range"),

@@ -14,8 +14,6 @@ from drawn import normal
 from shipped import options_of
 
 from rankbench.analyses import ANALYSES, Subject
-from rankbench.commands.compose import compose
-from rankbench.config.keys import ConfigError
 from rankbench.measures import attention_layer, lipschitz_bounds
 from rankbench.measures import lipschitz_of_networks as of_networks
 from rankbench.measures.attention_layer import AttentionLayer
@@ -141,11 +139,3 @@ def test_only_a_network_below_the_cap_has_its_bound(random_network, sorting_task
     _, largest = at_cap(1.0)
     assert at_cap(0.99 * largest)[0] == []
     assert at_cap(largest)[0] == [of_networks.capped_bound(model, 4, largest)]
-
-
-def test_a_cap_that_bounds_nothing_is_refused():
-    from rankbench.analysing.runner import check_analyses
-
-    cfg = compose("train", "analysis=[lipschitz]", "analysis.lipschitz.cap=1")
-    with pytest.raises(ConfigError, match=r"^analysis\.lipschitz\.cap=1\.0: only tied L2 attention has a bound"):
-        check_analyses(cfg, cfg)

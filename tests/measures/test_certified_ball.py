@@ -14,8 +14,6 @@ from shipped import options_of
 
 from rankbench.analyses import ANALYSES, Subject
 from rankbench.analyses.lipschitz import BALLS
-from rankbench.analysing.runner import check_analyses
-from rankbench.commands.compose import compose
 from rankbench.config.keys import ConfigError
 from rankbench.measures import certified_ball, jacobian_changes
 from rankbench.measures.certified_ball import BallBound, CertifiedBall, check_covered, on_balls, state_of
@@ -266,14 +264,6 @@ def test_what_it_refuses(random_network, changes, tokens, message):
     with pytest.raises(ConfigError, match=message) as error:
         check_covered(network, tokens)
     assert "\n" not in str(error.value)
-
-
-def test_radii_are_refused_before_a_network_is_measured():
-    cfg = compose("train", "analysis=[lipschitz]", "analysis.lipschitz.radii=[0.1]", "model.attention=cosine")
-    with pytest.raises(ConfigError, match=r"^analysis\.lipschitz\.radii: layer 1 has attention cosine"):
-        check_analyses(cfg, cfg)
-    with pytest.raises(ConfigError, match=r"^analysis\.lipschitz\.radii: needs layer=null and 2 in norms"):
-        options_of("lipschitz", radii=[0.1], norms=["inf"])
 
 
 # --- The table --------------------------------------------------------------------------------------------------------

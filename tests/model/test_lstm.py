@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-from rankbench.analysing.runner import check_analyses
 from rankbench.commands.compose import compose
 from rankbench.config.keys import ConfigError
 from rankbench.model import initial_model
@@ -99,17 +98,3 @@ def test_what_an_lstm_has_not_is_refused(words, said):
     with pytest.raises(ConfigError) as error:
         compose("train", "task=char_lm", "model=lstm", *words)
     assert said in str(error.value)
-
-
-def test_analyses_of_transformers_are_refused():
-    cfg = compose("train", "task=char_lm", "model=lstm", "analysis=[residual]")
-    with pytest.raises(ConfigError, match=r"needs attention heads; model.kind=lstm does not fit; use curves, samples"):
-        check_analyses(cfg, cfg)
-    cfg = compose("train", "task=char_lm", "model=lstm", "analysis=[curves,samples]")
-    check_analyses(cfg, cfg)
-
-
-def test_a_task_without_tokens_is_refused():
-    cfg = compose("train", "task=convex_hull", "model=lstm")
-    with pytest.raises(ConfigError, match="reads tokens, and this task has coordinates"):
-        initial_model(cfg.model, build_task(cfg.task), 0)

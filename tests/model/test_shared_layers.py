@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from rankbench.analyses import ANALYSES
-from rankbench.analysing.runner import check_analyses, options_of
+from rankbench.analysing.runner import options_of
 from rankbench.analysing.subjects import fresh_subjects
 from rankbench.commands.compose import compose
 from rankbench.config.keys import ConfigError
@@ -133,9 +133,3 @@ def test_what_makes_layers_differ_is_refused(words, says):
     with pytest.raises(ConfigError) as error:
         compose("train", *words, "model.shared_layers=true")
     assert says in str(error.value) and "\n" not in str(error.value)
-
-
-def test_heads_that_share_their_parameters_have_no_cross_gradients():
-    cfg = compose("train", "analysis=[independence]", "model.shared_layers=true")
-    with pytest.raises(ConfigError, match=r"^analysis=independence: .* model\.shared_layers=true .* use false$"):
-        check_analyses(cfg, cfg)
