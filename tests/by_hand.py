@@ -157,9 +157,10 @@ def head_by_hand(
 
 def attention_by_hand(attention: Attention, cfg: ModelConfig, x_BND: torch.Tensor, lengths: Any = None) -> torch.Tensor:
     """The output of all heads, for sequences of these lengths; None: no token is absent."""
+    copies = attention.heads * attention.head_width / cfg.width if cfg.head_reduction == "mean" else 1
     out = np.zeros(x_BND.shape) + (0 if attention.out.bias is None else attention.out.bias.detach().numpy())
     for out_ND, x_ND, length in zip(out, x_BND.numpy(), lengths or [None] * len(out), strict=True):
         for number in range(attention.heads):
             head = head_by_hand(attention, cfg, x_ND, number, length)
-            out_ND += head.mixing @ (x_ND @ head.w + head.bias) @ head.w_o
+            out_ND += head.mixing @ (x_ND @ head.w + head.bias) @ head.w_o / max(copies, 1)
     return torch.from_numpy(out)

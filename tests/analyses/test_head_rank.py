@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from by_hand import attention_by_hand
 from drawn import normal, transformer
 from shipped import options_of, task_of
 
@@ -56,45 +57,13 @@ def network():
     return make
 
 
-def attention_by_hand(model, layer, x_ND):
-    """A layer's attention, head by head in numpy, from the fused parameters."""
-    its, cfg, x = model.blocks[layer].attention, model.cfg, x_ND.numpy()
-
-    def affine(module, rows, y):
-        bias = 0 if module.bias is None else module.bias.numpy()[rows]
-        return y @ module.weight.numpy()[rows].T + bias
-
-    width, groups = cfg.head_width or cfg.width // cfg.heads, cfg.kv_groups or cfg.heads
-    v_width, total = cfg.value_width or width, 0.0
-    for head in range(cfg.heads):
-        group = head // (cfg.heads // groups)
-        q = affine(its.qkv, slice(head * width, (head + 1) * width), x)
-        if cfg.latent_width is None:
-            read, source, start = its.qkv, x, cfg.heads * width
-        else:
-            read, start = its.from_latent, 0
-            source = affine(its.qkv, slice(cfg.heads * width, cfg.heads * width + cfg.latent_width), x)
-        k = affine(read, slice(start + group * width, start + (group + 1) * width), source)
-        begin = start + groups * width + group * v_width
-        v = affine(read, slice(begin, begin + v_width), source)
-        scores = q @ k.T / math.sqrt(width)
-        if cfg.mask == "others":
-            np.fill_diagonal(scores, -np.inf)
-        p = np.exp(scores - scores.max(1, keepdims=True))
-        p /= p.sum(1, keepdims=True)
-        total = total + p @ v @ its.out.weight.numpy()[:, head * v_width : (head + 1) * v_width].T
-    copies = cfg.heads * width / cfg.width if cfg.head_reduction == "mean" else 1
-    return total / max(copies, 1) + (0 if its.out.bias is None else its.out.bias.numpy())
-
-
 @pytest.mark.parametrize("changes", KINDS, ids=str)
 def test_attention_is_that_by_hand(network, changes):
     model = network(**changes)
     x_BND = normal(1, 2, 5, model.cfg.width)
-    for layer in range(2):
-        got = model.blocks[layer].attention(x_BND)
-        for out_ND, x_ND in zip(got.numpy(), x_BND, strict=True):
-            np.testing.assert_allclose(out_ND, attention_by_hand(model, layer, x_ND), rtol=0, atol=ROUNDING)
+    for attention in model.attentions:
+        wanted = attention_by_hand(attention, model.cfg, x_BND)
+        torch.testing.assert_close(attention(x_BND), wanted, rtol=0, atol=ROUNDING)
 
 
 @pytest.mark.parametrize("mlp", ["gate", "source"])

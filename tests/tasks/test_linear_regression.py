@@ -5,6 +5,7 @@ import functools
 import numpy as np
 import pytest
 import torch
+from drawn import generator
 from shipped import task_of
 
 from rankbench.commands.compose import compose
@@ -14,10 +15,6 @@ from rankbench.tasks.task import score
 from rankbench.training.loop import train
 
 task = functools.partial(task_of, "linear_regression")
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def test_tokens_are_xs_and_ys_in_turn_and_one_w_explains_them():

@@ -6,15 +6,12 @@ import math
 import pytest
 import scipy.stats
 import torch
+from drawn import generator
 from shipped import task_of
 
 from rankbench.tasks.nearest_neighbor import orthonormal
 
 task = functools.partial(task_of, "nearest_neighbor")
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 @pytest.mark.parametrize("mode", ["nearest", "farthest"])
