@@ -20,11 +20,11 @@ import pooch
 import pytest
 import torch
 from breadth import some
+from refusals import refusal
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 import rankbench
-from rankbench.config.keys import ConfigError
 from rankbench.measures.frozen_network import sums_by_length
 from rankbench.measures.lipschitz_of_networks import norm_bound
 from rankbench.measures.recomputed_network import RecomputedNetwork
@@ -412,31 +412,23 @@ def test_activations_and_their_gates_are_the_librarys(name):
 # --- refusals --------------------------------------------------------------------------------------------------------
 
 
-def message(function, *args, **kwargs):
-    """The one line with which it is refused."""
-    with pytest.raises(ConfigError) as refused:
-        function(*args, **kwargs)
-    assert "\n" not in str(refused.value)
-    return str(refused.value)
-
-
 def test_other_families_are_refused_with_those_covered_and_the_tape():
     model = transformers.OPTModel(transformers.OPTConfig(**SIZES, ffn_dim=24, vocab_size=LETTERS)).eval()
-    text = message(as_network, model)
+    text = refusal(as_network, model)
     assert text.startswith(
         "opt: no adapter for this family; covered: bert, roberta, distilbert, albert, gpt2, t5, llama"
     )
     assert "rankbench.tape" in text
-    assert message(as_network, nn.Linear(2, 2)).startswith("Linear: no adapter")
+    assert refusal(as_network, nn.Linear(2, 2)).startswith("Linear: no adapter")
 
 
 def test_a_module_in_training_mode_is_refused():
-    assert "eval()" in message(as_network, built("Bert").train())
+    assert "eval()" in refusal(as_network, built("Bert").train())
 
 
 def test_an_activation_without_a_gate_is_refused():
     config = transformers.BertConfig(**{**TEXT, "hidden_act": "mish"})
-    assert message(as_network, transformers.BertModel(config).eval()).startswith("activation mish: ")
+    assert refusal(as_network, transformers.BertModel(config).eval()).startswith("activation mish: ")
 
 
 @pytest.mark.parametrize(
@@ -451,17 +443,17 @@ def test_an_activation_without_a_gate_is_refused():
 )
 def test_texts_that_do_not_fit_are_refused(ids, wanted):
     network = as_network(built("Bert"))
-    assert wanted in message(lambda: list(run(network, torch.tensor(ids))))
+    assert wanted in refusal(lambda: list(run(network, torch.tensor(ids))))
 
 
 def test_roberta_has_fewer_positions_than_its_table_has_rows():
     network = as_network(built("Roberta"))
-    assert "positions for 30" in message(network.embed, torch.full((1, 31), 5))
+    assert "positions for 30" in refusal(network.embed, torch.full((1, 31), 5))
     assert network.state(torch.full((1, 30), 5)).isfinite().all()
 
 
 def test_texts_longer_than_a_sliding_window_are_refused():
-    assert "positions for 8" in message(as_network(built("Mistral")).embed, torch.full((1, 9), 5))
+    assert "positions for 8" in refusal(as_network(built("Mistral")).embed, torch.full((1, 9), 5))
 
 
 @pytest.mark.parametrize("family", ["T5", "Llama", "XLNet"])
@@ -469,8 +461,8 @@ def test_scores_of_positions_are_refused_where_scores_must_be_products(family):
     network = as_network(built(family))
     inputs, _ = inputs_of(family)
     name = {"T5": "dot with a bias of positions", "Llama": "rotary", "XLNet": "relative"}[family]
-    assert name in message(propagate, network, inputs)
-    assert name in message(RecomputedNetwork, network, inputs)
+    assert name in refusal(propagate, network, inputs)
+    assert name in refusal(RecomputedNetwork, network, inputs)
 
 
 def test_padding_that_also_begins_or_ends_texts_is_absent_only_at_the_end():
@@ -568,7 +560,7 @@ def test_a_pickle_that_holds_more_than_tensors_is_not_run(tmp_path, zipped):
         torch.save(weights, folder / "pytorch_model.bin")
     else:
         (folder / "pytorch_model.bin").write_bytes(pickle.dumps(weights, protocol=2))
-    assert "pytorch_model.bin holds more than tensors, and none of it was run" in message(load_checkpoint, path, 0)
+    assert "pytorch_model.bin holds more than tensors, and none of it was run" in refusal(load_checkpoint, path, 0)
     assert not trace.exists()
     pickle.loads(pickle.dumps(weights))
     assert trace.exists()  # it would have run
@@ -585,7 +577,7 @@ def test_code_beside_the_weights_is_not_run(tmp_path):
     config.write_text(json.dumps(values))
     assert load_checkpoint(path, 0).trained is not None  # the library's own BERT
     config.write_text(json.dumps({**values, "model_type": "mine"}))
-    assert "needs code of its own, which is never run" in message(load_checkpoint, path, 0)
+    assert "needs code of its own, which is never run" in refusal(load_checkpoint, path, 0)
     assert not trace.exists()
 
 
@@ -605,7 +597,7 @@ def test_a_kernel_that_the_config_names_is_not_fetched(tmp_path):
 def test_missing_files_are_named(tmp_path, missing, wanted):
     path = saved(built("Bert"), tmp_path)
     (tmp_path / missing).unlink()
-    text = message(load_checkpoint, path, 0)
+    text = refusal(load_checkpoint, path, 0)
     assert wanted in text and "put them into one folder and give its path" in text
 
 
@@ -624,7 +616,7 @@ def test_tensors_that_are_not_in_the_model_are_said(tmp_path, suffix, caplog):
 def test_tensors_under_another_name_are_said_next_to_the_missing_ones(tmp_path):
     path = saved(built("Bert"), tmp_path)
     rewrite(tmp_path, {}, lambda weights: {name.replace("layer.1.", "layer_1."): x for name, x in weights.items()})
-    text = message(load_checkpoint, path, 0)
+    text = refusal(load_checkpoint, path, 0)
     assert "lacks 16 weights of BertModel: encoder.layer.1." in text
     assert "; 16 tensors of the file are not in the model: encoder.layer_1." in text
 
@@ -636,7 +628,7 @@ def test_weights_of_integers_are_one_line(tmp_path, suffix, dtype):
     name = "encoder.layer.1.output.dense.weight"
     rewrite(tmp_path, {}, lambda weights: weights | {name: weights[name].to(dtype)})
     wanted = f"{path}: {name} is of {dtype}, and weights are floating-point numbers; fetch the files again"
-    assert message(load_checkpoint, path, 0) == wanted
+    assert refusal(load_checkpoint, path, 0) == wanted
 
 
 def rewrite(folder, changes, weights=lambda weights: weights):
@@ -654,7 +646,7 @@ def rewrite(folder, changes, weights=lambda weights: weights):
 def test_broken_files_are_one_line(tmp_path, name, content):
     path = saved(built("Bert"), tmp_path)
     (tmp_path / name).write_bytes(content)
-    assert message(load_checkpoint, path, 0).startswith(f"{path}: ")
+    assert refusal(load_checkpoint, path, 0).startswith(f"{path}: ")
 
 
 UNREADABLE = [{"hidden_size": "wide"}, {"num_attention_heads": 0}, {"hidden_act": "unheard"}, {"architectures": 5}]
@@ -674,7 +666,7 @@ UNREADABLE += [{"model_type": None}, {"vocab_size": -3}]
 def test_a_config_that_does_not_fit_is_one_line(tmp_path, family, changes, says):
     path = saved(built(family), tmp_path)
     rewrite(tmp_path, changes)
-    assert message(load_checkpoint, path, 0).startswith(f"{path}: {says}")
+    assert refusal(load_checkpoint, path, 0).startswith(f"{path}: {says}")
 
 
 def test_a_broken_tokenizer_is_none_and_why(tmp_path):
@@ -689,7 +681,7 @@ def test_a_name_on_the_hub_without_a_network_is_one_line_within_seconds(path, mo
     slept = []
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://192.0.2.1")  # an address that nobody has
     monkeypatch.setattr("time.sleep", slept.append)  # between the library's tries
-    text = message(load_checkpoint, path, 0)
+    text = refusal(load_checkpoint, path, 0)
     assert slept == []
     assert text.startswith(f"{path}: no folder of this name, and none from the hub: ")
     assert "fetch config.json, model.safetensors or pytorch_model.bin" in text
@@ -697,13 +689,13 @@ def test_a_name_on_the_hub_without_a_network_is_one_line_within_seconds(path, mo
 
 @pytest.mark.further
 def test_a_missing_folder_is_one_line(tmp_path):
-    assert message(load_checkpoint, str(tmp_path / "none"), 0).startswith(f"{tmp_path / 'none'}: no such folder; fetch")
+    assert refusal(load_checkpoint, str(tmp_path / "none"), 0).startswith(f"{tmp_path / 'none'}: no such folder; fetch")
 
 
 def test_a_missing_extra_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     wanted = "transformers is not installed: pip install 'rankbench[pretrained]'"
-    assert message(load_checkpoint, str(tmp_path), 0) == wanted
+    assert refusal(load_checkpoint, str(tmp_path), 0) == wanted
 
 
 def test_progress_bars_and_reports_are_as_they_were(tmp_path, capfd):

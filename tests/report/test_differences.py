@@ -4,9 +4,9 @@ import numpy as np
 import pandas as pd
 import pytest
 from hand_written import write_run
+from refusals import refusal
 from scipy import stats
 
-from rankbench.config.keys import ConfigError
 from rankbench.config.schema import StudyKeys
 from rankbench.plots.sweep import draw_differences
 from rankbench.report.differences import MOST_LINES, baseline_in, differences, printed, sentences
@@ -174,9 +174,9 @@ def test_equal_numbers_are_no_difference_and_many_lines_are_cut():
 )
 def test_a_baseline_that_is_no_runs_is_refused_before_anything_is_read(home, text, said, monkeypatch):
     monkeypatch.setattr("rankbench.report.report.read_all", lambda *_: pytest.fail("tables were read"))
-    with pytest.raises(ConfigError) as refusal:
-        check_study(StudyKeys(None, None, None, ["test_accuracy"], None), find_runs(str(home / "runs")), text)
-    assert str(refusal.value).startswith(f"report.baseline={text}: ") and said in str(refusal.value)
+    study = StudyKeys(None, None, None, ["test_accuracy"], None)
+    line = refusal(check_study, study, find_runs(str(home / "runs")), text)
+    assert line.startswith(f"report.baseline={text}: ") and said in line
 
 
 def test_values_of_configs_and_of_tables_are_the_same_words():
