@@ -11,7 +11,8 @@ def outcomes(name, table):
 
 def assert_holds_and_fails(name, table, refuting=(), measured=None, rel=1e-9):
     """The claim holds on the table, with this number, and fails on each table that refutes it. `judge` lets none hold
-    that does not fail in its control."""
+    that does not fail in its control. That there is one of something is refuted by no table."""
+    assert refuting or CLAIMS[name].exists
     right, wrong = ("passed", "broken") if CLAIMS[name].is_check else ("held", "failed")
     for verdict in judge(name, table, CLAIMS[name].along):
         assert verdict["outcome"] == right, verdict["reason"]
@@ -19,3 +20,9 @@ def assert_holds_and_fails(name, table, refuting=(), measured=None, rel=1e-9):
         assert name in (line := verdict_line(verdict)) and "\n" not in line and verdict["control"]
     for other in refuting:
         assert outcomes(name, other) == {wrong}
+
+
+def assert_undecided(name, table, reason, facet=None):
+    """No verdict on the table decides the claim, and each gives this reason."""
+    for verdict in judge(name, table, facet):
+        assert verdict["outcome"] == "undecided" and reason in verdict["reason"]

@@ -5,20 +5,20 @@ import math
 
 import pandas as pd
 import pytest
-from judged import assert_holds_and_fails
+from judged import assert_holds_and_fails, assert_undecided
 from rows import verdict
 from shipped import options_of
 
 from rankbench.analyses import Subject
 from rankbench.analysing.runner import measure
 from rankbench.judging import judge, published
+from rankbench.judging.claim import NOTHING
 from rankbench.model import initial_model
 from rankbench.papers import amsel, garg_2022
 from rankbench.papers.amsel import LEARNED_ERROR
 from rankbench.tasks.nearest_neighbor import NearestNeighbor
 
 AMSEL = amsel.CLAIMS | garg_2022.CLAIMS
-NOTHING = "the table has no rows for this claim"
 
 
 def of_networks(errors, width=8, angles=None, hard=0.001, bound=None, layers=1, seeds=3):
@@ -208,8 +208,8 @@ LEARNING = [name for name, claim in AMSEL.items() if claim.why_untrained]
 def test_networks_that_have_not_learned_are_not_judged(name):
     for table in (SUPPORTING[name], REFUTING[name][0]):
         network = (table.of == "network") & (table.evaluation == "soft") & (table.weights == "trained")
-        row = verdict(name, table.assign(error=table.error.where(~network, 0.6 + 0.001 * table.seed)))
-        assert row["outcome"] == "undecided" and "has not learned its task (error 0.60" in row["reason"]
+        unlearned = table.assign(error=table.error.where(~network, 0.6 + 0.001 * table.seed))
+        assert_undecided(name, unlearned, "has not learned its task (error 0.60")
     assert LEARNED_ERROR < 0.6
 
 
@@ -232,8 +232,7 @@ def test_layers_are_judged_apart_and_angles_are_those_of_one():
 
 def test_a_sweep_without_a_full_rank_head_does_not_say_whether_it_was_trained_long_enough():
     low = sweep()
-    row = verdict("amsel_low_rank_grows_with_n", low[low["rank"] < 8])
-    assert row["outcome"] == "undecided" and row["reason"].startswith("there is no full-rank head")
+    assert_undecided("amsel_low_rank_grows_with_n", low[low["rank"] < 8], "there is no full-rank head")
 
 
 @pytest.mark.parametrize(
@@ -245,7 +244,7 @@ def test_a_sweep_without_a_full_rank_head_does_not_say_whether_it_was_trained_lo
     ],
 )
 def test_a_claim_says_nothing_about_what_its_source_does_not_speak_of(name, table):
-    assert verdict(name, table)["reason"] == NOTHING
+    assert_undecided(name, table, NOTHING)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy
+from judged import assert_undecided
 
 from rankbench.judging import judge
 from rankbench.judging.claim import NOTHING
@@ -85,13 +86,11 @@ def test_a_factor_of_ten_costs_the_same_or_not(error, wanted, ratio):
 def test_a_network_whose_longest_paths_remove_the_error_has_no_tail_and_does_not_count():
     flat = table(error=lambda k: 0.5 + 0 * k).assign(checkpoint="four")
     assert outcome("atlas_tail", pd.concat([networks(), flat]))[0] == "held"
-    (verdict,) = judge("atlas_tail", pd.concat([table(), flat]), "checkpoint")
-    assert verdict["outcome"] == "undecided" and verdict["reason"].startswith("fewer than 3 checkpoints")
+    assert_undecided("atlas_tail", pd.concat([table(), flat]), "fewer than 3 checkpoints", "checkpoint")
 
 
 def test_one_network_is_not_judged():
-    (verdict,) = judge("atlas_tail", table().drop(columns="checkpoint"))
-    assert (verdict["outcome"], verdict["reason"]) == ("undecided", "this needs a sweep over checkpoint")
+    assert_undecided("atlas_tail", table().drop(columns="checkpoint"), "this needs a sweep over checkpoint")
 
 
 @pytest.mark.parametrize(("lag", "wanted"), [(2, "held"), (0, "undecided"), (-1, "failed")])
@@ -222,5 +221,4 @@ def test_the_needed_length_grows_to_the_last_layer_or_saturates(norm, growth, gr
 @pytest.mark.parametrize("name", ["grid_post_norm_grows", "grid_pre_norm_saturates"])
 def test_growth_with_the_layer_needs_rows_of_layers_and_the_place_of_the_norm(name):
     for norm, growth in (("post", None), ("pre", None), ("peri", 0.8)):
-        (verdict,) = judge(name, grid(norm=norm, growth=growth), "model.layers")
-        assert verdict["reason"] == NOTHING
+        assert_undecided(name, grid(norm=norm, growth=growth), NOTHING, "model.layers")

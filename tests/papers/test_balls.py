@@ -3,8 +3,10 @@
 import numpy as np
 import pandas as pd
 import pytest
+from judged import assert_undecided
 
 from rankbench.judging import judge
+from rankbench.judging.claim import NOTHING
 from rankbench.papers.own.balls import looseness
 
 RADII = (0.01, 0.02, 1.0)
@@ -45,8 +47,7 @@ def test_the_largest_ratio_without_norms_and_that_near_the_data_with_them(none, 
 
 
 def test_dot_products_have_no_bound_everywhere_so_none_is_asked_for():
-    (verdict,) = judge("ball_without_norms", table(none=LOOSE, pre=FAR).assign(attention="dot"))
-    assert verdict["outcome"] == "undecided" and verdict["reason"] == "the table has no rows for this claim"
+    assert_undecided("ball_without_norms", table(none=LOOSE, pre=FAR).assign(attention="dot"), NOTHING)
 
 
 def test_ratios_are_of_trained_weights_alone():

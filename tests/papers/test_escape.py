@@ -2,7 +2,7 @@
 
 import pandas as pd
 import pytest
-from judged import assert_holds_and_fails
+from judged import assert_holds_and_fails, assert_undecided
 from rows import verdict
 
 TRAINED = (0.9, 0.6, 0.4, 0.5, 0.8)  # relative residual of the embedding and of four layers
@@ -47,12 +47,9 @@ def test_the_shallower_side_of_the_valley_counts():
 
 
 def test_only_what_training_does_counts():
-    like_fresh = verdict("isobe_trained_escape", layers(fresh=TRAINED))
-    assert like_fresh["outcome"] == "undecided" and "control did not fail" in like_fresh["reason"]
-    in_training = verdict("isobe_trained_escape", layers(loss_fall=0.1))
-    assert in_training["outcome"] == "undecided" and "still fell" in in_training["reason"]
+    assert_undecided("isobe_trained_escape", layers(fresh=TRAINED), "control did not fail")
+    assert_undecided("isobe_trained_escape", layers(loss_fall=0.1), "still fell")
 
 
 def test_fresh_networks_whose_tokens_do_not_become_alike_prove_nothing():
-    flat = verdict("isobe_fresh_stay", layers(fresh=(0.5, 0.5, 0.5, 0.5, 0.5)))
-    assert flat["outcome"] == "undecided" and "control did not fail" in flat["reason"]
+    assert_undecided("isobe_fresh_stay", layers(fresh=(0.5, 0.5, 0.5, 0.5, 0.5)), "control did not fail")

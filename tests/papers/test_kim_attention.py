@@ -9,19 +9,19 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from judged import assert_holds_and_fails
+from judged import assert_holds_and_fails, assert_undecided
 from rows import verdict
 from scipy.special import lambertw
 
 from rankbench.analyses.invertibility import invert
 from rankbench.judging import CLAIMS, judge
+from rankbench.judging.claim import NOTHING
 from rankbench.measures.attention_layer import attend, fresh_layer
 from rankbench.papers.kim_2021.attention import LEFT_BY_ROUNDING
 from rankbench.papers.kim_2021.char_lm import CHAR_LM
 
 KIM = {name: claim for name, claim in CLAIMS.items() if name.startswith("kim_") and name not in CHAR_LM}
 TOKENS = (11, 101, 1001)
-NOTHING = "the table has no rows for this claim"
 
 
 def w0(x):
@@ -262,8 +262,7 @@ def test_an_iteration_that_overflows_has_no_number():
     ],
 )
 def test_a_claim_says_nothing_about_what_its_paper_does_not_speak_of(name, table):
-    row = verdict(name, table)
-    assert (row["outcome"], row["reason"]) == ("undecided", NOTHING)
+    assert_undecided(name, table, NOTHING)
 
 
 def test_the_trained_weights_are_judged():
@@ -277,10 +276,9 @@ def test_the_trained_weights_are_judged():
 @pytest.mark.parametrize("name", ["kim_fig5_dot_not_inverted", "kim_fig10_dot_widens", "kim_fig10_l2_keeps_range"])
 def test_a_network_that_still_learns_is_not_judged(name):
     for table in (SUPPORTING[name], REFUTING[name][0]):
-        row = verdict(name, table.assign(loss_fall=0.031 + 0.001 * table.seed))
-        assert row["outcome"] == "undecided"
-        assert row["reason"] == "the test loss still fell by 0.032 nats over the last quarter of training"
-        assert "run the analysis again" in verdict(name, table.drop(columns="loss_fall"))["reason"]
+        falling = table.assign(loss_fall=0.031 + 0.001 * table.seed)
+        assert_undecided(name, falling, "the test loss still fell by 0.032 nats over the last quarter of training")
+        assert_undecided(name, table.drop(columns="loss_fall"), "run the analysis again")
     # what holds for all weights is judged all the same
     table = inverted("contractive_l2", weights="trained", loss_fall=1.0)
     assert verdict("kim_fig5_contractive_inverted", table)["outcome"] == "held"

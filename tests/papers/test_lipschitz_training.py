@@ -1,9 +1,7 @@
 """The claim on training with a cap: it holds below the cap's bound, and fails in its control and above."""
 
 import pandas as pd
-from judged import assert_holds_and_fails
-
-from rankbench.judging import judge
+from judged import assert_holds_and_fails, assert_undecided
 
 NAME = "newhouse_capped_certificate"
 
@@ -24,10 +22,8 @@ def test_the_certificate_is_compared_with_that_at_the_cap():
 
 
 def test_nothing_is_judged_where_nothing_was_above_the_cap():
-    (verdict,) = judge(NAME, table(uncapped=99.0), "optimizer.cap")
-    assert "its control did not fail" in verdict["reason"]
+    assert_undecided(NAME, table(uncapped=99.0), "its control did not fail", "optimizer.cap")
 
 
 def test_without_the_number_at_the_cap_nothing_is_judged():
-    (verdict,) = judge(NAME, table().query("quantity != 'capped'"), "optimizer.cap")
-    assert verdict["outcome"] == "undecided" and "beside that at the cap" in verdict["reason"]
+    assert_undecided(NAME, table().query("quantity != 'capped'"), "beside that at the cap", "optimizer.cap")

@@ -4,8 +4,7 @@ import math
 
 import pandas as pd
 import pytest
-from judged import assert_holds_and_fails
-from rows import verdict
+from judged import assert_holds_and_fails, assert_undecided
 
 from rankbench.papers.yu_2025 import CLAIMS
 
@@ -44,7 +43,5 @@ def test_claims_hold_and_fail(name):
 
 @pytest.mark.parametrize("name", CLAIMS)
 def test_networks_that_have_not_learned_or_are_missing_decide_nothing(name):
-    unlearned = verdict(name, with_four(h6=0.3))
-    assert unlearned["outcome"] == "undecided" and "most heads has not learned" in unlearned["reason"]
-    one = table()[lambda rows: rows["task.directions"] == 2].drop(columns="task.directions")
-    assert verdict(name, one)["outcome"] == "undecided"
+    assert_undecided(name, with_four(h6=0.3), "most heads has not learned")
+    assert_undecided(name, table()[lambda rows: rows["task.directions"] == 2].drop(columns="task.directions"), "")
