@@ -40,6 +40,11 @@ KINDS: list[dict[str, Any]] = [
 ]
 
 
+def composite(x_ND: np.ndarray) -> float:
+    """The norm of the papers: the root of the largest sum of a column times that of a row."""
+    return math.sqrt(np.linalg.norm(x_ND, 1) * np.linalg.norm(x_ND, np.inf))
+
+
 def maps_by_hand(attention: Attention, head: int) -> tuple[np.ndarray, ...]:
     """W_Q, W_K, W_V (before A_h), W_O, b_Q, b_K, b_V of one head (from 0)."""
     weight = attention.qkv.weight.detach().numpy()

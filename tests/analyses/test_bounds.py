@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
+from by_hand import composite
 from rows import pick
 
 from rankbench.analyses import ANALYSES, bounds
@@ -32,11 +33,6 @@ def make_subject(fresh_subject):
 
 def table_of(subject, *variants, sequences=9):
     return bounds.table(subject, bounds.Options(list(variants), sequences))
-
-
-def composite(x):
-    x = np.abs(x)
-    return math.sqrt(x.sum(-2).max(-1) * x.sum(-1).max(-1))
 
 
 def by_hand(block, cfg):

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from breadth import some
+from by_hand import composite
 from command_line import refused, succeeds
 from PIL import Image
 from refusals import refusal
@@ -144,10 +145,6 @@ def test_residuals_of_every_layer_are_those_of_the_librarys_states(folder, of_be
             expected.append(composite(x_ND - x_ND.mean(0)) / composite(x_ND))
         rows = full[(full.layer == layer) & full.sublayer.isin(["input", "mlp"])]
         assert rows.relative_residual.item() == pytest.approx(np.mean(expected), rel=1e-5)
-
-
-def composite(x_ND):
-    return np.sqrt(np.linalg.norm(x_ND, 1) * np.linalg.norm(x_ND, np.inf))
 
 
 @pytest.mark.parametrize(("special", "left_out"), some([("null", [1, 2]), ("[]", [])], 2))

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import scipy.special
 import scipy.stats
+from by_hand import composite
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import sparse
@@ -121,10 +122,6 @@ def one_norm(x):
 
 def inf_norm(x):
     return np.abs(x).sum(1).max()
-
-
-def composite(x):
-    return math.sqrt(one_norm(x) * inf_norm(x))
 
 
 def attend(x_ND, w_qk_HDD, w_HDD, bias_HD, d_qk):

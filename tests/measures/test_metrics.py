@@ -12,6 +12,7 @@ import pytest
 import scipy.linalg
 import scipy.stats
 import torch
+from by_hand import composite
 from drawn import normal
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -68,10 +69,6 @@ def test_norms_do_not_underflow_where_squares_and_products_do(dtype, scale):
 
 
 # --- states: every entry against a loop in numpy ---------------------------------------------------------------------
-
-
-def composite(matrix):
-    return math.sqrt(scipy.linalg.norm(matrix, 1) * scipy.linalg.norm(matrix, np.inf))
 
 
 def entropy_rank(weights):

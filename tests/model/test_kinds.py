@@ -5,6 +5,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
+from by_hand import composite
 
 import rankbench
 from rankbench.analysing.subjects import fresh_subjects
@@ -18,10 +19,6 @@ from rankbench.tasks import TASKS, Sorting
 pytestmark = pytest.mark.usefixtures("unpainted", "rounded_once")
 REGRESSION = ["task=linear_regression", "task.dimension=3", "task.points=4", "task.test_size=5", "model.layers=2"]
 REGRESSION += ["task.start_dimension=3", "task.start_points=4", "model.width=8", "model.heads=2"]
-
-
-def composite(x_ND):
-    return np.sqrt(np.linalg.norm(x_ND, 1) * np.linalg.norm(x_ND, np.inf))
 
 
 def mean_relative_residual(states_BND):
