@@ -1,8 +1,6 @@
 """benchmarks: `make bench` runs and its tables have what they promise. No time is ever judged here."""
 
 import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -11,6 +9,7 @@ import torch
 from benchmarks import attention, check, depth, lipschitz, metrics, paths, record, startup, timing, training
 from benchmarks.__main__ import main
 from benchmarks.config import config_of
+from command_line import ROOT, python
 from refusals import refusal
 
 from rankbench.measures.paths import all_paths, sums_of_groups
@@ -25,8 +24,6 @@ from rankbench.training.seeds_side_by_side import Training
 
 TINY = ("device=cpu", "repeats=2", "sequences=8", "replicas=2", "model.layers=2", "trainer.steps=2")
 TINY += ("trainer.eval_every=2", "trainer.batch_size=10")
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def config(*overrides):
@@ -269,8 +266,7 @@ def test_what_cannot_be_measured_is_refused_in_one_line(words, parts, tmp_path, 
 
 
 def test_the_command_says_its_name_and_no_traceback():
-    command = [sys.executable, "-m", "benchmarks", "repeats=0"]
-    done = subprocess.run(command, cwd=ROOT / "tests", capture_output=True, text=True, check=False)
+    done = python("-m", "benchmarks", "repeats=0", at=ROOT / "tests")
     assert done.returncode == 1 and done.stderr.count("\n") == 1
     assert done.stderr.startswith("rankbench bench: repeats=0: ")
 

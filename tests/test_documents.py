@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from command_line import python, succeeds
+from command_line import ROOT, python, succeeds
 from notebook import code_cells, execute
 
 import rankbench
@@ -17,7 +17,6 @@ from rankbench.measures.attention_matrices import ATTENTION_METRICS
 from rankbench.measures.states import STATE_METRICS
 from rankbench.runs.tables import read_table
 
-ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "docs").glob("*.ipynb"))
 HISTORY = ROOT / "docs" / "results" / "notes" / "history.md"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", HISTORY, *sorted((ROOT / "docs").glob("*.md")), *NOTEBOOKS]

@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 import yaml
 from campaigns.processes import differences, results
-from command_line import succeeds
+from command_line import ROOT, succeeds
 from forked import until
 from hydra.errors import MissingConfigException
 
@@ -26,7 +26,6 @@ from rankbench.config.keys import ConfigError
 from rankbench.runs import machine
 from rankbench.runs.summary import objective_value
 
-ROOT = Path(__file__).resolve().parents[2]
 TINY = [
     *("model.layers=1", "model.width=8", "task.length=4", "task.train_size=10", "task.test_size=10"),
     "trainer.eval_every=5",

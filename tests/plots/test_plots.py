@@ -1,7 +1,6 @@
 """rankbench.plots: figures are a function of the CSV, byte for byte, and show what they say they show."""
 
 from itertools import pairwise, product
-from pathlib import Path
 
 import matplotlib
 import numpy as np
@@ -20,7 +19,6 @@ from rankbench.plots.spectrum import draw_spectrum
 from rankbench.plots.training import draw_metrics, draw_observed_weights
 from rankbench.runs.tables import mean_and_spread, read_table, write_table
 
-ROOT = Path(__file__).resolve().parents[2]
 LENGTHS = range(4)
 
 

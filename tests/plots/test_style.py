@@ -1,12 +1,8 @@
 """rankbench.plots.style: a user's matplotlibrc and style files reach the figures, and a bad file is refused."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pandas as pd
 import pytest
+from command_line import python
 from matplotlib.colors import to_hex
 from refusals import refusal
 
@@ -17,7 +13,6 @@ from rankbench.commands.compose import compose
 from rankbench.plots import style
 from rankbench.plots.sweep import draw_sweep
 
-ROOT = Path(__file__).resolve().parents[2]
 RUNS = pd.DataFrame({"k": [1, 2, 4] * 2, "s": ["a"] * 3 + ["b"] * 3, "seed": 0, "test_accuracy": 0.5})
 
 
@@ -36,7 +31,7 @@ def look_of(figure):
 
 
 @pytest.mark.further
-def test_a_users_matplotlibrc_comes_first(tmp_path):
+def test_a_users_matplotlibrc_comes_first(tmp_path, monkeypatch):
     settings = ["font.size: 16", "figure.figsize: 2, 1.5", "axes.prop_cycle: cycler('color', ['k', 'r'])"]
     settings += ["backend: svg", "figure.autolayout: True", "savefig.dpi: figure"]
     (tmp_path / "matplotlibrc").write_text("\n".join(settings))
@@ -47,10 +42,8 @@ from rankbench.plots.style import STYLE, colours, panel_size
 sizes = STYLE["font.size"], STYLE["legend.fontsize"], panel_size()
 print(*sizes, colours(), {"backend", "figure.autolayout"} & set(STYLE))
 save(grid_of(pd.DataFrame(), None, 1)[0], Path("figure"))"""
-    environment = {**os.environ, "MATPLOTLIBRC": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    words = [sys.executable, "-c", program]
-    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout == "16.0 14.0 (2.0, 1.5) ['k', 'r'] set()\n"
+    monkeypatch.setenv("MATPLOTLIBRC", str(tmp_path))
+    assert python("-c", program, at=tmp_path).stdout == "16.0 14.0 (2.0, 1.5) ['k', 'r'] set()\n"
     assert (tmp_path / "figure.png").exists() and (tmp_path / "figure.pdf").exists()
 
 
