@@ -261,8 +261,7 @@ def test_the_mask_may_be_known_from_the_vocabulary_or_the_config(folder, tmp_pat
     reader.save_pretrained(unnamed)
     for path in without.glob("*token*"):
         path.unlink()
-    with pytest.raises(ConfigError, match="neither a tokenizer nor mask_token_id"):
-        analyze(tmp_path, "without", "spectrum", words=words)
+    assert "neither a tokenizer nor mask_token_id" in refusal(analyze, tmp_path, "without", "spectrum", words=words)
     config = json.loads((without / "config.json").read_text())
     (without / "config.json").write_text(json.dumps(config | {"mask_token_id": mask}))
     for name in ("unnamed", "without"):
@@ -571,8 +570,7 @@ def test_a_folder_of_images_is_read_by_the_checkpoints_processor(tmp_path):
     with pytest.raises(ConfigError, match=r"3\.jpg: not readable as an image"):
         rankbench.analyze([*words, f"inputs={tmp_path / 'images'}"], "residual")
     (tmp_path / "none").mkdir()
-    with pytest.raises(ConfigError, match="has no image"):
-        rankbench.analyze([*words, f"inputs={tmp_path / 'none'}"], "residual")
+    assert "has no image" in refusal(rankbench.analyze, [*words, f"inputs={tmp_path / 'none'}"], "residual")
 
 
 @pytest.mark.parametrize(

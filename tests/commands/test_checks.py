@@ -35,8 +35,7 @@ def run(tmp_path):
 def test_a_run_with_a_broken_config_is_refused(run):
     cfg = resolve(composed("analyze", "run=run"))
     (run.folder / "config.yaml").write_text("model: {layers: many}\n")
-    with pytest.raises(ConfigError, match=r"run/config\.yaml: not a run's config"):
-        check_everything(cfg)
+    assert "run/config.yaml: not a run's config" in refusal(check_everything, cfg)
 
 
 def test_an_analysis_is_checked_with_the_task_of_the_run(tmp_path):
@@ -59,8 +58,7 @@ def test_a_pipe_in_the_place_of_hydras_record_is_refused(run):
 
 
 def test_a_run_without_weights_is_refused(run):
-    with pytest.raises(ConfigError, match=r"run/checkpoint\.safetensors: missing"):
-        check_everything(resolve(composed("analyze", "run=run")))
+    assert "run/checkpoint.safetensors: missing" in refusal(check_everything, resolve(composed("analyze", "run=run")))
 
 
 def test_a_file_is_no_run(run):

@@ -10,6 +10,7 @@ import pytest
 import torch
 import yaml
 from matplotlib.text import Text
+from refusals import refusal
 
 import rankbench as rb
 from rankbench.analyses import ANALYSES, dynamics, residual
@@ -269,10 +270,7 @@ def test_a_run_that_cannot_be_read_without_its_plugin_says_so(elsewhere):
     with process(EXAMPLE):
         folder = rb.train(NAMED, *words, out=elsewhere / "run").folder
     for read in (lambda: rb.load(folder), lambda: rb.analyze(folder, "residual")):
-        with pytest.raises(
-            ConfigError, match=r"run: this run needs plugins=\[lettercount\], whose code is imported only"
-        ):
-            read()
+        assert "run: this run needs plugins=[lettercount], whose code is imported only" in refusal(read)
     left_out = "tables of plug-ins that are not named are left out; to read them, add plugins=[lettercount]"
     (report := elsewhere / "report").mkdir()
     assert left_out in gather([folder], report)
@@ -317,7 +315,7 @@ def test_a_job_takes_the_plugins_of_its_config(example):
 
 
 @pytest.mark.parametrize(
-    ("files", "refusal"),
+    ("files", "said"),
     [
         ({}, "no such module here; install it"),
         ({"mine.py": "import nowhere"}, r"cannot be imported \(ModuleNotFoundError: No module named 'nowhere'\)"),
@@ -343,29 +341,28 @@ def test_a_job_takes_the_plugins_of_its_config(example):
         ({"mine.py": "", "conf/task/sorting.yaml": ""}, ".*conf/task/sorting.yaml exists already"),
     ],
 )
-def test_what_is_no_plugin_ends_in_one_line(elsewhere, files, refusal):
+def test_what_is_no_plugin_ends_in_one_line(elsewhere, files, said):
     for name, text in files.items():
         (elsewhere / name).parent.mkdir(parents=True, exist_ok=True)
         (elsewhere / name).write_text(text)
     before = list(TASKS), list(ANALYSES)
-    with pytest.raises(ConfigError, match=rf"^plugins=\[mine\]: {refusal}") as error:
+    with pytest.raises(ConfigError, match=rf"^plugins=\[mine\]: {said}") as error:
         load_plugins(["mine"])
-    assert error.value.frames.startswith(f'  File "{elsewhere}/mine.py", line 1') or "cannot be imported" not in refusal
+    assert error.value.frames.startswith(f'  File "{elsewhere}/mine.py", line 1') or "cannot be imported" not in said
     assert (list(TASKS), list(ANALYSES)) == before
     load_plugins()  # the next command has forgotten it
 
 
 @pytest.mark.parametrize(
-    ("code", "refusal"),
+    ("code", "said"),
     [
         ("lambda states: 1.0", "METRICS: one has no docstring; say what it measures"),
         ("one", "METRICS: one gives 1.0 for 3 matrices; give 3 numbers"),
     ],
 )
-def test_a_metric_that_is_none_is_refused_and_forgotten(elsewhere, code, refusal):
+def test_a_metric_that_is_none_is_refused_and_forgotten(elsewhere, code, said):
     (elsewhere / "mine.py").write_text(f'def one(states):\n    """One."""\n    return 1.0\nMETRICS = {{"one": {code}}}')
-    with pytest.raises(ConfigError, match=f"^{refusal}"):
-        load_plugins(["mine"])
+    assert refusal(load_plugins, ["mine"]).startswith(said)
     assert "one" not in STATE_METRICS
 
 
@@ -394,8 +391,7 @@ def test_a_preset_without_comments_is_listed_by_its_name(elsewhere):
     (elsewhere / "conf" / "experiment" / "bare.yaml").write_text("# @package _global_\nseed: 3\n")
     assert "\n  bare\n" in listing(["plugins=mine"])
     assert compose("train", "plugins=mine", "experiment=bare").seed == 3
-    with pytest.raises(ConfigError, match="list seed=1: takes words to search for, and plugins="):
-        listing(["seed=1"])
+    assert "list seed=1: takes words to search for, and plugins=" in refusal(listing, ["seed=1"])
 
 
 class Scores(Weighting):
@@ -527,5 +523,4 @@ def test_what_the_example_brings_keeps_its_promises(example):
     for line in ("task=letter_count: ", "model.attention=inverse_square: ", "optimizer.name=sign_sgd: a training step"):
         assert f"\n{line}" in f"\n{lines}"
     assert "2 of CLAIMS read" in lines
-    with pytest.raises(ConfigError, match=r"^check task=sorting: takes plugins="):
-        checked(["task=sorting"])
+    assert refusal(checked, ["task=sorting"]).startswith("check task=sorting: takes plugins=")

@@ -9,7 +9,6 @@ from functools import partial
 import pytest
 from refusals import refusal
 
-from rankbench.config.keys import ConfigError
 from rankbench.tasks import build_task, corpora
 
 TEXTS = {"train": "a b\nb a\n", "valid": "b\n", "test": "a a\n"}
@@ -57,8 +56,7 @@ def test_a_damaged_file_is_fetched_again(served, tmp_path):
 
 def test_a_file_that_has_changed_at_its_address_is_refused(served, tmp_path):
     (served[0] / "test.txt").write_text("somebody else's\n")
-    with pytest.raises(ConfigError, match=r"test\.txt: not the file that was pinned"):
-        corpora.fetch("tiny", tmp_path / "tiny")
+    assert "test.txt: not the file that was pinned" in refusal(corpora.fetch, "tiny", tmp_path / "tiny")
     assert sorted(path.name for path in (tmp_path / "tiny").iterdir()) == ["train.txt", "valid.txt"]
 
 
@@ -72,24 +70,20 @@ def test_without_a_network_it_says_so_in_one_line(monkeypatch, tmp_path):
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_folder_that_cannot_be_written_is_one_line(served, tmp_path):
     (tmp_path / "closed").mkdir(mode=0o500)
-    with pytest.raises(ConfigError, match="could not be fetched"):
-        corpora.fetch("tiny", tmp_path / "closed" / "tiny")
+    assert "could not be fetched" in refusal(corpora.fetch, "tiny", tmp_path / "closed" / "tiny")
 
 
 def test_an_unknown_corpus_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="corpus=pbt: unknown, did you mean ptb"):
-        corpora.fetch("pbt", tmp_path)
+    assert "corpus=pbt: unknown, did you mean ptb" in refusal(corpora.fetch, "pbt", tmp_path)
 
 
 def test_a_task_finds_a_fetched_corpus_by_its_name(served):
     keys = {"held_out": 0.1, "unk": "characters", "length_limit": 20, "pad_to": 8}
     sizes = {"train_size": None, "valid_size": None, "test_size": None}
     task = build_task({"name": "char_lm", "path": "tiny", **keys, **sizes})
-    with pytest.raises(ConfigError, match="fetch it with `rankbench data corpus=tiny`"):
-        task.splits()
+    assert "fetch it with `rankbench data corpus=tiny`" in refusal(task.splits)
     corpora.fetch("tiny", corpora.folder_of("tiny"))
     assert task.alphabet == " ab"
     assert {split: len(batch.inputs) for split, batch in task.splits().items()} == {"train": 2, "valid": 1, "test": 1}
     (corpora.folder_of("tiny") / "valid.txt").write_text(TEXTS["valid"] + "one line more\n")
-    with pytest.raises(ConfigError, match=r"valid\.txt: changed since it was fetched; `rankbench data corpus=tiny` "):
-        task.splits()
+    assert "valid.txt: changed since it was fetched; `rankbench data corpus=tiny` " in refusal(task.splits)
