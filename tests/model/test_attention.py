@@ -16,11 +16,9 @@ from by_hand import CONTRACTIVE, KINDS, TIED, attention_by_hand, bound_by_hand, 
 from drawn import generator, label_of, normal, randomised, transformer
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refusals import refusal
 from torch.func import functional_call, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rankbench.commands.compose import compose
 from rankbench.config.keys import ConfigError
 from rankbench.model.attention import FUSED_FROM_TOKENS
 from rankbench.model.contraction import inverse_phi, l2_bound_inf
@@ -368,26 +366,6 @@ def test_dropout_falls_on_the_weights(changes):
 
 
 # --- configs ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        ("model.attention=l3", "model.attention=l3: unknown"),
-        ("model.contraction=1", "model.contraction=1.0: only model.attention=contractive_l2 has one; got dot"),
-        ("model=l2 model.contraction_keys=3", "model.contraction_keys=3: only model.attention=contractive_l2 has one"),
-        ("model.attention=contractive_l2 model.tied_qk=true", "model.contraction=null: model.attention=contractive_l2"),
-        ("model=contractive_l2 model.contraction=0", "model.contraction=0.0: out of range"),
-        ("model=contractive_l2 model.tied_qk=false", "model.tied_qk=false: model.attention=contractive_l2"),
-        ("model=contractive_l2 model.mask=others", "model.mask=others: model.attention=contractive_l2"),
-        ("model=contractive_l2 model.values=zero", "model.values=zero: model.attention=contractive_l2"),
-        ("model.weight_norm=sigma model.values=zero", "model.values=zero: model.weight_norm=sigma divides"),
-        ("model.weight_norm=sigma model.init_gain=0", "model.init_gain=0.0: model.weight_norm=sigma divides"),
-        ("model.weight_norm=sigma model.mlp_gain=0", "model.mlp_gain=0.0: model.weight_norm=sigma divides"),
-    ],
-)
-def test_what_does_not_fit_is_refused_in_one_line(words, line):
-    assert refusal(compose, "train", *words.split()).startswith(line)
 
 
 def test_doubled_columns_have_as_many_parameters_as_free_keys():

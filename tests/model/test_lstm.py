@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from refusals import refusal
 
 from rankbench.commands.compose import compose
 from rankbench.model import initial_model
@@ -81,18 +80,3 @@ def test_initialisation_is_as_documented():
         torch.equal(first, second) for first, second in zip(network().parameters(), network().parameters(), strict=True)
     )
     assert not torch.equal(network().read_in.weight, network(seed=1).read_in.weight)
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["model.heads=2"], "model.heads=2: an LSTM has no such part; model=lstm leaves it at 1"),
-        (["model.skip=true"], "model.skip=true: an LSTM has no such part; model=lstm leaves it at false"),
-        (["model.temperature=2"], "model.temperature=2.0: an LSTM has no such part"),
-        (["model.init=bert"], "model.init=bert: not for an LSTM; allowed are pytorch, glorot"),
-        (["trainer.compile=true"], "trainer.compile=true: torch cannot compile an LSTM"),
-        (["trainer.dynamics_every=5"], "trainer.dynamics_every=5: an LSTM has no attention"),
-    ],
-)
-def test_what_an_lstm_has_not_is_refused(words, said):
-    assert said in refusal(compose, "train", "task=char_lm", "model=lstm", *words)

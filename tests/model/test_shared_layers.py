@@ -6,7 +6,6 @@ import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
-from refusals import refusal
 
 from rankbench.analyses import ANALYSES
 from rankbench.analysing.runner import options_of
@@ -119,15 +118,3 @@ def test_initial_weights_are_those_of_one_layer():
     )
     for name, weight in shared.blocks.named_parameters():
         torch.testing.assert_close(weight, own.blocks.get_parameter(name), rtol=0, atol=0)
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["model.value_residual=0.5"], "model.value_residual=0.5: makes layers differ"),
-        (["model.norm_scale=depth"], "model.norm_scale=depth: makes layers differ"),
-        (["model=lstm"], "model.shared_layers=true: an LSTM has no such part"),
-    ],
-)
-def test_what_makes_layers_differ_is_refused(words, says):
-    assert says in refusal(compose, "train", *words, "model.shared_layers=true")

@@ -9,10 +9,8 @@ import pytest
 import torch
 from breadth import some
 from drawn import generator, randomised, transformer
-from refusals import refusal
 from written_out import assert_sums_are_those_of_all_paths, close
 
-from rankbench.commands.compose import compose
 from rankbench.config.keys import ConfigError
 from rankbench.measures.frozen_network import sums_by_length
 from rankbench.measures.norms import composite_norm, residual_matrix
@@ -119,23 +117,6 @@ def test_masks_of_dropout_that_drop_nothing_leave_the_network_as_it_is(keys):
     model = network(**keys)
     ones = {name: torch.ones(shape, dtype=torch.float64) for name, shape in model.dropout_shapes(2, 4).items()}
     close(model(TOKENS, dropout=ones), model(TOKENS), model(TOKENS))
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (
-            ["model.value_residual=0.5", "model.embedding_skip=1"],
-            "model.value_residual=0.5 model.embedding_skip=1.0: only one",
-        ),
-        (["model.hyper_connections=free"], "use model.norm=pre, peri or none"),
-        (["model.hyper_connections=free", "model.norm=pre", "model.skip=false"], "set model.skip=true"),
-        (["model.streams=1"], "model.streams=1: out of range"),
-        (["model.norm_scale=depth", "model.norm=none"], "model.norm=none has no norm to scale; set model.norm=pre"),
-    ],
-)
-def test_keys_that_do_not_go_together_are_refused(words, says):
-    assert says in refusal(compose, "train", *words)
 
 
 @pytest.mark.parametrize("name", ["value residual", "embedding skip", "doubly stochastic"])

@@ -12,7 +12,6 @@ from drawn import generator, normal, transformer
 from torch.func import jacrev
 
 import rankbench
-from rankbench.commands.compose import compose
 from rankbench.config.keys import ConfigError
 from rankbench.measures import lipschitz_of_networks as of_networks
 from rankbench.measures.by_layer import metrics_by_layer
@@ -173,5 +172,3 @@ def test_what_of_exclusive_heads_rests_on_plain_softmax_rows_is_refused(random_n
     assert of_networks.attention_bound(cosine.attentions[0], 4, "inf") == math.inf
     with pytest.raises(ConfigError, match=r"^model.exclusive=true: residual coordinates follow false alone"):
         check(without(model, norm=True))
-    with pytest.raises(ConfigError, match=r"^model.exclusive=true: .*_l2 has no Lipschitz constant once the part"):
-        compose("train", "model=contractive_l2", "model.exclusive=true")
