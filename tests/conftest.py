@@ -123,14 +123,14 @@ def random_network() -> Callable[..., tuple[Transformer, Batch]]:
 
 @pytest.fixture(scope="session")
 def fresh_subject(model_config, sorting_task) -> Callable[..., Subject]:
-    """fresh_subject(seed=0, sequences=4, length=8, **model keys): a fresh network in float64, and so many sequences to
-    sort."""
+    """fresh_subject(seed=0, sequences=4, length=8, kinds=("initialised",), **model keys): so many sequences to sort,
+    and a fresh network in float64 for each kind of weights, each with a seed of its own."""
 
-    def make(seed: int = 0, sequences: int = 4, length: int = 8, **changes: object) -> Subject:
-        task = sorting_task(length=length, test_size=sequences)
-        network = initial_model(model_config(**changes), task, seed).double().requires_grad_(False)
+    def make(seed=0, sequences=4, length=8, kinds=("initialised",), **changes) -> Subject:
+        task, cfg = sorting_task(length=length, test_size=sequences), model_config(**changes)
+        networks = [initial_model(cfg, task, seed + n).double().requires_grad_(False) for n in range(len(kinds))]
         batch = task.sample(sequences, torch.Generator().manual_seed(seed))
-        return Subject("fresh", seed, task, batch, batch, {"initialised": network})
+        return Subject("fresh", seed, task, batch, batch, dict(zip(kinds, networks, strict=True)))
 
     return make
 

@@ -1,11 +1,14 @@
 """Rank, entropy and constants over training steps: what training writes, resumed or not, and its analysis."""
 
+from unittest.mock import Mock
+
 import numpy as np
 import pandas as pd
 import pytest
 import scipy.special
 import torch
 from breadth import some
+from interrupted import during_step
 
 from rankbench.analyses import ANALYSES
 from rankbench.analysing.runner import options_of
@@ -23,7 +26,6 @@ from rankbench.runs.tables import read_table
 from rankbench.seeds import generator_for
 from rankbench.tasks import build_task
 from rankbench.training.loop import train
-from rankbench.training.seeds_side_by_side import Training
 
 TINY = ["model.layers=2", "model.width=8", "task.length=4", "task.train_size=20", "task.test_size=6", "replicas=2"]
 TINY += ["precision=fp64", "trainer.steps=7", "trainer.eval_every=7", "trainer.dynamics_every=3"]
@@ -113,17 +115,10 @@ def test_the_constants_are_those_of_the_weights(tmp_path, attention):
 
 
 def test_a_stopped_run_writes_what_an_unstopped_one_writes(trained, tmp_path, monkeypatch):
-    update, run = Training.update, Run(tmp_path / "run")
-
-    def stops(self):
-        if self.progress.step == 5:
-            raise KeyboardInterrupt
-        update(self)
-
-    monkeypatch.setattr(Training, "update", stops)
-    with pytest.raises(KeyboardInterrupt):
+    run = Run(tmp_path / "run")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        during_step(patch, 5, Mock(side_effect=KeyboardInterrupt))
         train(config(), run)
-    monkeypatch.setattr(Training, "update", update)
     train(config(), run)
     pd.testing.assert_frame_equal(
         pd.read_csv(run.folder / "layers.csv"), pd.read_csv(trained.folder / "layers.csv"), rtol=1e-9

@@ -14,11 +14,10 @@ import scipy.optimize
 import torch
 from shipped import options_of
 
-from rankbench.analyses import ANALYSES, Subject, histograms, invertibility, residual
+from rankbench.analyses import ANALYSES, histograms, invertibility, residual
 from rankbench.config.keys import ConfigError
 from rankbench.measures.attention_layer import attend, fresh_layer
 from rankbench.measures.lipschitz_bounds import theorem_inf
-from rankbench.model import initial_model
 from rankbench.runs.tables import read_table, with_who, write_table
 
 SMALL = {"tokens": [5], "widths": [4], "heads": 2, "sequences": 3, "iterations": 12}
@@ -29,15 +28,9 @@ histogram_options = functools.partial(options_of, "histograms")
 
 
 @pytest.fixture(scope="module")
-def make_subject(model_config, sorting_task):
-    def make(seed=0, kinds=("trained", "initialised"), **changes):
-        task = sorting_task(length=4, alphabet=5, train_size=10, test_size=6)
-        cfg = model_config(**{"name": "small", "layers": 3, "heads": 2, "width": 4, **changes})
-        models = {kind: initial_model(cfg, task, seed + n).double() for n, kind in enumerate(kinds)}
-        train, test = (task.sample(size, torch.Generator().manual_seed(seed)) for size in (10, 6))
-        return Subject("a run", seed, task, train, test, models)
-
-    return make
+def make_subject(fresh_subject):
+    small = {"sequences": 6, "length": 4, "name": "small", "layers": 3, "heads": 2, "width": 4}
+    return functools.partial(fresh_subject, kinds=("trained", "initialised"), **small)
 
 
 CONTRACTIVE = {"attention": "contractive_l2", "tied_qk": True, "contraction": 0.9, "norm": "none", "init_gain": 0.9}

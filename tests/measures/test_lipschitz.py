@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from shipped import options_of
 
-from rankbench.analyses import ANALYSES, Subject
+from rankbench.analyses import ANALYSES
 from rankbench.analyses import lipschitz as analysis
 from rankbench.measures import attention_layer, jacobian_ascent, lipschitz_bounds, lipschitz_of_networks
 from rankbench.measures.attention_layer import AttentionLayer, push, rows_of_token, weights
@@ -34,7 +34,6 @@ from rankbench.measures.lipschitz_bounds import (
     theorem_2,
     theorem_inf,
 )
-from rankbench.model import initial_model
 from rankbench.model.attention import Attention
 from rankbench.model.linear import HeadMaps
 from rankbench.runs.tables import read_table, with_who, write_table
@@ -339,15 +338,9 @@ options = functools.partial(options_of, "lipschitz")
 
 
 @pytest.fixture(scope="session")
-def make_subject(model_config, sorting_task):
-    def make(seed=0, kinds=("trained", "initialised"), **changes):
-        task = sorting_task(length=4, alphabet=5, train_size=10, test_size=3)
-        cfg = model_config(**{"name": "small", "layers": 2, "heads": 2, "width": 6, "init_gain": 3.0, **changes})
-        models = {kind: initial_model(cfg, task, seed + n).double() for n, kind in enumerate(kinds)}
-        train, test = (task.sample(size, generator(seed)) for size in (10, 3))
-        return Subject("a run", seed, task, train, test, models)
-
-    return make
+def make_subject(fresh_subject):
+    small = {"sequences": 3, "length": 4, "name": "small", "layers": 2, "heads": 2, "width": 6, "init_gain": 3.0}
+    return functools.partial(fresh_subject, kinds=("trained", "initialised"), **small)
 
 
 MODELS = [
