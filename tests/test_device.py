@@ -7,6 +7,7 @@ numbers are the CPU's own, and what is tested is where tensors lie and when the 
 import contextlib
 import dataclasses
 from collections.abc import Callable
+from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
@@ -15,6 +16,7 @@ import test_combinations as combinations
 import torch
 from benchmarks import bench, card, check
 from benchmarks.config import config_of
+from interrupted import during_step
 from pretend_device import Counts, pretending, registered
 
 import rankbench.model.weightings
@@ -29,7 +31,7 @@ from rankbench.runs.run import Run
 from rankbench.tasks import build_task
 from rankbench.training.compiling import choose_step
 from rankbench.training.layers import dynamics
-from rankbench.training.loop import Interrupted, train
+from rankbench.training.loop import train
 from rankbench.training.pieces import clipped
 from rankbench.training.seeds_side_by_side import SUMS, Training
 
@@ -338,15 +340,8 @@ def test_a_run_continues_there_as_if_it_had_not_stopped(device, tmp_path, monkey
     cfg = compose("train", *TINY, *words, "device=cuda")
     with device():
         train(cfg, whole)
-        update = Training.update
-
-        def fails_at_5(training: Training) -> None:
-            if training.progress.step == 4:
-                raise Interrupted("stopped")
-            update(training)
-
-        with monkeypatch.context() as patch, pytest.raises(Interrupted):
-            patch.setattr(Training, "update", fails_at_5)
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            during_step(patch, 4, Mock(side_effect=KeyboardInterrupt))
             train(cfg, stopped)
         assert stopped.state() is not None
         train(cfg, stopped)
@@ -358,12 +353,8 @@ def test_a_run_continues_there_as_if_it_had_not_stopped(device, tmp_path, monkey
 def test_a_run_is_not_continued_on_another_device(tmp_path, monkeypatch):
     cfg = compose("train", *TINY, "device=auto")
     run = Run(tmp_path / "run")
-
-    def stop(*_: object) -> None:
-        raise Interrupted("stopped")
-
-    with monkeypatch.context() as patch, pytest.raises(Interrupted):
-        patch.setattr(Training, "update", stop)  # the first evaluation is written
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        during_step(patch, 1, Mock(side_effect=KeyboardInterrupt))  # the first evaluation is written
         train(cfg, run)
     before = {path.name: path.read_bytes() for path in run.folder.iterdir()}
     with (

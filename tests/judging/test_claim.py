@@ -354,11 +354,6 @@ def test_published_numbers_have_all_their_columns():
         assert accuracies.between(0, 1).all()
 
 
-def test_dong_et_al_read_98_percent_off_their_figure():
-    table = published("dong_fig4_sorting")
-    assert table[(table.source == "Dong et al., Fig. 4") & (table.series == "whole network")].value.tolist() == [0.98]
-
-
 def test_a_figure_that_nobody_published_has_no_rows():
     assert len(published("no such figure")) == 0
 
