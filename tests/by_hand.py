@@ -45,6 +45,11 @@ def composite(x_ND: np.ndarray) -> float:
     return math.sqrt(np.linalg.norm(x_ND, 1) * np.linalg.norm(x_ND, np.inf))
 
 
+def relative_residual(x_ND: np.ndarray) -> float:
+    """What tokens are apart from their mean, relative to what they are."""
+    return composite(x_ND - x_ND.mean(0)) / composite(x_ND)
+
+
 def maps_by_hand(attention: Attention, head: int) -> tuple[np.ndarray, ...]:
     """W_Q, W_K, W_V (before A_h), W_O, b_Q, b_K, b_V of one head (from 0)."""
     weight = attention.qkv.weight.detach().numpy()

@@ -20,6 +20,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from by_hand import relative_residual
 from command_line import ROOT, python
 from forked import fork
 from torch import nn
@@ -148,15 +149,10 @@ def test_the_tables_are_what_the_model_is_at_that_step(tmp_path, inputs):
     assert rows.index.tolist() == [0, 1, 2]
     for layer, x_BND in enumerate(states):
         x_BND = x_BND.double().numpy()
-        residual_BND = x_BND - x_BND.mean(1, keepdims=True)
-        norms = [
-            np.sqrt(np.linalg.norm(x, 1) * np.linalg.norm(x, np.inf))
-            / np.sqrt(np.linalg.norm(y, 1) * np.linalg.norm(y, np.inf))
-            for x, y in zip(residual_BND, x_BND, strict=True)
-        ]
+        residuals = [relative_residual(x_ND) for x_ND in x_BND]
         # the passes are of float32
-        assert rows.relative_residual[layer] == pytest.approx(np.mean(norms), rel=1e-5)
-        assert rows.relative_residual_sd[layer] == pytest.approx(np.std(norms, ddof=1), rel=1e-3)
+        assert rows.relative_residual[layer] == pytest.approx(np.mean(residuals), rel=1e-5)
+        assert rows.relative_residual_sd[layer] == pytest.approx(np.std(residuals, ddof=1), rel=1e-3)
         spectra = np.linalg.svd(x_BND, compute_uv=False)
         ranks = (spectra**2).sum(-1) / spectra[:, 0] ** 2
         assert rows.stable_rank[layer] == pytest.approx(ranks.mean(), rel=1e-5)

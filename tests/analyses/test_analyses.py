@@ -15,6 +15,7 @@ import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
+from by_hand import relative_residual
 from rows import pick
 
 from rankbench.analyses import Subject, paths, residual
@@ -89,10 +90,7 @@ def scores_by_hand(model, states, targets, readout="normalised"):
         for logits_C, target in zip(logits, wanted, strict=True):
             right.append(logits_C.argmax() == target)
             losses.append(math.log(sum(math.exp(z) for z in logits_C)) - logits_C[target])
-        norms = []
-        for matrix in (x_ND - x_ND.mean(0), x_ND):
-            norms.append(math.sqrt(np.abs(matrix).sum(0).max() * np.abs(matrix).sum(1).max()))
-        residuals.append(norms[0] / norms[1])
+        residuals.append(relative_residual(x_ND))
     return np.mean(right), np.mean(losses), np.mean(residuals)
 
 

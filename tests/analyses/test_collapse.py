@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from breadth import some
-from by_hand import is_seen, maps_by_hand
+from by_hand import composite, is_seen, maps_by_hand
 from drawn import generator, randomised, transformer
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
@@ -622,7 +622,7 @@ def test_rows_of_the_table_by_hand(make_subject):
             assert row.log10_residual == pytest.approx(log_B.mean(), rel=1e-12)
             assert row.log10_residual_sd == pytest.approx(log_B.std(ddof=1), rel=1e-9)
             x_BND, floor = floored_states[layer]
-            sizes = [math.sqrt(np.abs(x).sum(0).max() * np.abs(x).sum(1).max()) for x in x_BND.numpy()]
+            sizes = [composite(x_ND) for x_ND in x_BND.numpy()]
             relative_B = log_B - np.log10(sizes)
             relative, first_B = relative_B.mean(), relative_B if first_B is None else first_B
             assert row.log10_relative_residual == pytest.approx(relative, rel=1e-9)

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from breadth import some
-from by_hand import composite
+from by_hand import composite, relative_residual
 from command_line import refused, succeeds
 from PIL import Image
 from refusals import refusal
@@ -141,8 +141,7 @@ def test_residuals_of_every_layer_are_those_of_the_librarys_states(folder, of_be
     for layer, state_BND in enumerate(states):
         expected = []
         for state_ND, ids_N in zip(state_BND.detach().numpy(), batch["input_ids"].numpy(), strict=True):
-            x_ND = state_ND[~np.isin(ids_N, [0, *left_out])]
-            expected.append(composite(x_ND - x_ND.mean(0)) / composite(x_ND))
+            expected.append(relative_residual(state_ND[~np.isin(ids_N, [0, *left_out])]))
         rows = full[(full.layer == layer) & full.sublayer.isin(["input", "mlp"])]
         assert rows.relative_residual.item() == pytest.approx(np.mean(expected), rel=1e-5)
 
@@ -198,7 +197,7 @@ def test_attention_is_the_librarys_of_the_queries_that_count(folder, of_bert):
             shares_HS = singular_HS / singular_HS.sum(-1, keepdims=True)
             expected["attention_effective_rank"].append(np.exp(-(shares_HS * np.log(shares_HS)).sum(-1)))
             expected["attention_gap_singular"].append(singular_HS[:, 0] - singular_HS[:, 1])
-            relative = [composite(p_NM - p_NM.mean(0)) / composite(p_NM) for p_NM in rows_HNM]
+            relative = [relative_residual(p_NM) for p_NM in rows_HNM]
             expected["attention_relative_residual"].append(relative)
         of_trained = (table[table.weights == "trained"] for table in (heads, of_weights))
         for table in (*of_trained, parts):
@@ -504,7 +503,7 @@ def test_class_tokens_and_registers_of_images_can_be_left_out(tmp_path):
     for view, begin in (("all", 1), ("without_registers", 3)):
         rows = table[(table["view"] == view) & (table.weights == "trained")].relative_residual.tolist()
         for value, state_BND in zip(rows, states, strict=True):
-            expected = [composite(x_ND - x_ND.mean(0)) / composite(x_ND) for x_ND in state_BND[:, begin:].numpy()]
+            expected = [relative_residual(x_ND) for x_ND in state_BND[:, begin:].numpy()]
             assert value == pytest.approx(np.mean(expected), rel=1e-5)
 
 

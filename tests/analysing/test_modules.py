@@ -10,6 +10,7 @@ import scipy
 import torch
 import torch.nn.functional as F
 from breadth import some
+from by_hand import relative_residual
 from command_line import rankbench as called
 from command_line import refused, succeeds
 from refusals import refusal
@@ -854,11 +855,9 @@ def shares_by_numpy(p_NM):
     if (p_NM < 0).any():
         s_NM = p_NM
     singular = np.linalg.svd(s_NM)[1]
-    residual = s_NM - s_NM.mean(0)
-    norm = lambda x: np.sqrt(np.linalg.norm(x, 1) * np.linalg.norm(x, np.inf))  # noqa: E731
     expected = {
         "attention_stable_rank": (singular**2).sum() / singular[0] ** 2,
-        "attention_relative_residual": norm(residual) / norm(s_NM),
+        "attention_relative_residual": relative_residual(s_NM),
     }
     if (p_NM < 0).any():
         return expected
