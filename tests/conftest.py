@@ -9,6 +9,7 @@ import io
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import jinja2
@@ -117,6 +118,20 @@ def random_network() -> Callable[..., tuple[Transformer, Batch]]:
             behind = torch.arange(4) >= torch.randint(2, 5, (num_sequences, 1), generator=draws)
             inputs, targets = inputs.masked_fill(behind, -1), targets.masked_fill(behind, -1)
         return model, Batch(inputs, targets)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def random_subject(random_network) -> Callable[..., Subject]:
+    """random_subject(seed=3, train=9, test=12, kinds=("trained", "initialised"), **keys of random_network): so many
+    sequences, and a network with random parameters for each kind of weights."""
+
+    def make(seed=3, train=9, test=12, kinds=("trained", "initialised"), **changes) -> Subject:
+        draws = [random_network(train + test, 10 * seed + number, **changes) for number in range(len(kinds))]
+        models, (_, batch) = {kind: model for kind, (model, _) in zip(kinds, draws, strict=True)}, draws[0]
+        task = SimpleNamespace(name="sorting", num_outputs=3)
+        return Subject("a run", seed, task, batch[:train], batch[train:], models)
 
     return make
 

@@ -5,10 +5,10 @@ Shapes: B batch, N token, D width, C class.
 """
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections import Counter
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from by_hand import relative_residual
 from rows import pick
 
-from rankbench.analyses import Subject, paths, residual
+from rankbench.analyses import paths, residual
 from rankbench.analysing.runner import measure
 from rankbench.config.keys import typed
 from rankbench.measures.attention_matrices import attention_metrics
@@ -60,16 +60,8 @@ def residual_options(*variants, sequences=5):
 
 
 @pytest.fixture(scope="session")
-def make_subject(random_network):
-    """subject(seed=3, kinds=..., **keys of random_network): networks with random parameters; 61 train, 12 test."""
-
-    def make(seed=3, kinds=("trained", "initialised"), **changes):
-        draws = [random_network(73, 10 * seed + number, **{"layers": 3, "width": 6, **changes}) for number in range(2)]
-        models, (_, batch) = {kind: model for kind, (model, _) in zip(kinds, draws, strict=False)}, draws[0]
-        task = SimpleNamespace(name="sorting", num_outputs=3)
-        return Subject("a run", seed, task, batch[:61], batch[61:], models)
-
-    return make
+def make_subject(random_subject):
+    return functools.partial(random_subject, train=61, test=12, layers=3, width=6)
 
 
 BARE = {"mlp": False, "mlp_skip": False, "norm": "none", "bias": False}

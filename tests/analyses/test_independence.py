@@ -3,10 +3,10 @@
 Shapes: B batch, N token, D width, L layer, H head.
 """
 
+import dataclasses
 import functools
 import itertools
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from rows import pick
 from shipped import options_of
 
-from rankbench.analyses import Subject, independence
+from rankbench.analyses import independence
 from rankbench.analysing.runner import measure
 from rankbench.config.keys import ConfigError
 from rankbench.measures import cross_gradients, dependence
@@ -34,15 +34,8 @@ options = functools.partial(options_of, "independence", **SMALL)
 
 
 @pytest.fixture(scope="session")
-def make_subject(random_network):
-    """subject(seed=3, **keys of random_network): a network with random parameters and 60 test sequences."""
-
-    def make(seed=3, **changes):
-        model, batch = random_network(60, seed, **changes)
-        models = {"trained": model, "initialised": model}
-        return Subject("a run", seed, SimpleNamespace(name="sorting", num_outputs=3), batch, batch, models)
-
-    return make
+def make_subject(random_subject):
+    return functools.partial(random_subject, train=1, test=60)
 
 
 STRUCTURES = [
@@ -319,7 +312,7 @@ def test_head_rows_hold_the_norms(make_subject):
 
 def test_too_small_a_test_set_is_refused(make_subject):
     subject = make_subject()
-    small = Subject(subject.run, subject.seed, subject.task, subject.train, subject.test[:29], subject.networks)
+    small = dataclasses.replace(subject, test=subject.test[:29])
     with pytest.raises(ConfigError, match="needs at least 30 test sequences; this task has 29"):
         independence.table(small, options(sequences=None))
 

@@ -3,8 +3,9 @@
 Shapes: B batch, N token, D width, L layer, H head, P path, C class.
 """
 
+import dataclasses
+import functools
 import itertools
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -14,7 +15,7 @@ import torch.nn.functional as F
 from rows import pick
 from shipped import options_of
 
-from rankbench.analyses import Subject, path_mass, pruning
+from rankbench.analyses import path_mass, pruning
 from rankbench.analysing.runner import measure
 from rankbench.measures.attention_matrices import attention_metrics
 from rankbench.measures.frozen_network import FrozenNetwork, sums_by_last_head, sums_by_length
@@ -29,15 +30,8 @@ PATHS = np.concatenate([all_paths(LAYERS, HEADS, length) for length in range(LAY
 
 
 @pytest.fixture(scope="session")
-def make_subject(random_network):
-    """subject(seed=3, **keys of random_network): a network with random parameters; 9 train, 12 test."""
-
-    def make(seed=3, **changes):
-        model, batch = random_network(21, seed, **{"layers": LAYERS, "heads": HEADS, **changes})
-        task, models = SimpleNamespace(name="sorting", num_outputs=3), {"trained": model, "initialised": model}
-        return Subject("a run", seed, task, batch[:9], batch[9:], models)
-
-    return make
+def make_subject(random_subject):
+    return functools.partial(random_subject, train=9, test=12, layers=LAYERS, heads=HEADS)
 
 
 STRUCTURES = [
@@ -243,9 +237,7 @@ def test_a_sequence_of_zeros_is_counted_and_leaves_the_mean_of_the_others(make_s
     subject.test.inputs[subject.test.inputs.eq(2).all(1)] = 3
     subject.test.inputs[1] = 2
     table = path_mass.table(subject, options_of("path_mass"))
-    others = Subject(
-        subject.run, subject.seed, subject.task, subject.train, subject.test[[0, *range(2, 12)]], subject.networks
-    )
+    others = dataclasses.replace(subject, test=subject.test[[0, *range(2, 12)]])
     wanted = path_mass.table(others, options_of("path_mass"))
     assert (table.num_undefined == 1).all() and (wanted.num_undefined == 0).all()
     assert table.mass.to_numpy() == pytest.approx(wanted.mass.to_numpy(), **EXACT)
