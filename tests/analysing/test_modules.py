@@ -965,10 +965,8 @@ class InPlace(nn.Module):
 
 
 def test_a_module_that_differs_from_call_to_call_is_refused_by_the_name_of_the_call():
-    with pytest.raises(
-        ConfigError, match=r"Counting: call 1, torch\.Tensor\.mul in the module itself gives other numbers"
-    ):
-        rankbench.analyze(Counting(), torch.randn(3, 5, 8), "residual")
+    line = refusal(rankbench.analyze, Counting(), torch.randn(3, 5, 8), "residual")
+    assert "Counting: call 1, torch.Tensor.mul in the module itself gives other numbers" in line
 
 
 def test_an_input_that_the_module_changes_is_measured_as_it_was_given():

@@ -43,10 +43,8 @@ def test_an_analysis_is_checked_with_the_task_of_the_run(tmp_path):
     circle.begin(resolve(composed("train", "task=circle_arcs", "trainer.dynamics_every=5")), {})
     (circle.folder / "checkpoint.safetensors").write_bytes(b"")
     check_everything(resolve(composed("analyze", "run=run", "analysis=[rollout,dynamics,curves]")))
-    with pytest.raises(
-        ConfigError, match=r"^analysis=samples: needs a task with text; task\.name=circle_arcs has none"
-    ):
-        check_everything(resolve(composed("analyze", "run=run", "analysis=[samples]")))
+    line = refusal(check_everything, resolve(composed("analyze", "run=run", "analysis=[samples]")))
+    assert line.startswith("analysis=samples: needs a task with text; task.name=circle_arcs has none")
 
 
 def test_a_pipe_in_the_place_of_hydras_record_is_refused(run):
