@@ -165,13 +165,15 @@ def _check_alike(module: Callable, touched: Touched) -> None:
 
 
 def _check_blocks(touched: Touched) -> None:
-    """ConfigError for attention without a softmax in blocks of tokens, written as a loop: one block shows the touch."""
+    """ConfigError for attention whose scores no product made in blocks of tokens, or sequence by sequence, written as a
+    loop: one of them shows the touch."""
     for factor, call in itertools.product(touched.factors, touched.calls):
         where = {(x.call.function, x.call.module, tuple(x.shape[:-2])) for x in (factor, call)}
-        if factor.why == UNREACHED and call.kind != "softmax" and len(where) == 1:
+        if factor.why == UNREACHED and len(where) == 1:
             raise ConfigError(
-                f"{factor.call} and {call.call}: attention without a softmax in blocks of tokens, of which the touch "
-                "reaches one, so that the others would be frozen factors; give no more tokens than a block holds"
+                f"{factor.call} and {call.call}: attention in blocks of tokens, or sequence by sequence, of which the "
+                "touch reaches one and the others would be frozen factors; give no more tokens than a block holds, or "
+                "all sequences to one call"
             )
 
 

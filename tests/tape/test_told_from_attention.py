@@ -245,6 +245,14 @@ class PoolingBy(Pooled):
         return self.out(self.reduce(self.weights(x).softmax(1) * x))
 
 
+class SequenceBySequence(Pooled):
+    """A pool of one sequence after the other."""
+
+    def forward(self, x):
+        x = self.body(x)
+        return self.out(torch.stack([self.weights(tokens).softmax(0).mT.mm(tokens)[0] for tokens in x]))
+
+
 class InInferenceMode(nn.Module):
     def __init__(self):
         super().__init__()
@@ -292,6 +300,10 @@ REFUSED = {
     ),
     "a mean of weighted tokens": (lambda: drawn(PoolingBy(lambda x: x.mean(1))), "mean comes before their sum"),
     "a scaled pool": (lambda: drawn(PoolingBy(lambda x: (x / 2).sum(1))), "div comes before their sum"),
+    "pooled one by one": (
+        lambda: drawn(SequenceBySequence()),
+        "or sequence by sequence, of which",
+    ),
     "inference mode": (lambda: drawn(InInferenceMode()), "within torch.inference_mode"),
     "a lazy module": (Lazy, "first: a lazy module has no weights"),
 }

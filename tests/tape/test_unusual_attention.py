@@ -759,7 +759,10 @@ REFUSED = {
         in_parts(lambda q, k, v: [(q[:, :, [n]], k[:, :, : n + 1], v[:, :, : n + 1]) for n in range(N)]),
         IN_A_LOOP,
     ),
-    "linear attention in blocks": (lambda: Sequence(InBlocks()), "in blocks of tokens, of which the touch reaches one"),
+    "linear attention in blocks": (
+        lambda: Sequence(InBlocks()),
+        "attention in blocks of tokens, or sequence by sequence",
+    ),
     "tokens mixed inside": (lambda: Sequence(Attention(by_kernel), MixedInside()), "has mixed all tokens"),
     "as many heads as tokens": (SharedKeys, "which axis counts heads and which tokens"),
     "relative values": (RelativeValues, "same weights in two arrangements"),
