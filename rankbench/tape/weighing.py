@@ -33,7 +33,8 @@ class Weighing(Placed):
         if p.dim() != v.dim() or p.shape[-1] > 1 or p.shape != p0.shape or v.shape != v0.shape:
             return
         sums = [*(p.sum(axis) for axis in range(p.dim() - 1)), p.flatten(1).sum(1)]
-        is_of_one_query = any(((x - 1).abs() < 0.01).all() for x in sums)
+        # a query that sees no key has a sum of 0
+        is_of_one_query = any((((x - 1).abs() < 0.01) | (x == 0)).all() for x in sums if x.any())
         are_whole = any(((x - x.round().clamp(min=1)).abs() < 0.001).all() for x in sums)
         if self.tag(p).form == "shares" and not are_whole:  # other quotients of exponentials than a softmax
             return
