@@ -194,7 +194,8 @@ def _folder_of_user(parsed: "argparse.Namespace") -> list[str]:
 
 def _of_first_job(words: list[str]) -> list[str]:
     """The words of a sweep's first job."""
-    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    return BasicSweeper.split_arguments(OverridesParser.create().parse_overrides(words), None)[0][0]
+    from rankbench.commands.sweeps import jobs_of
+
+    return jobs_of(OverridesParser.create().parse_overrides(words))[0]

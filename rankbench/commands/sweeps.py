@@ -4,7 +4,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -78,7 +78,7 @@ class Grid:
     def __init__(self, config: DictConfig) -> None:
         self.config = config
         self.folder = Path(config.hydra.sweep.dir)
-        self.jobs: list[list[str]] = BasicSweeper.split_arguments(_sweep_overrides(config), None)[0]
+        self.jobs = jobs_of(_sweep_overrides(config))
         self.finished: dict[int, FinishedJob] = {}
         self.num_run, self.seconds = 0, 0.0  # of the jobs that this command has run
 
@@ -149,6 +149,14 @@ class Grid:
         if left:
             time_left = duration(self.seconds / self.num_run * left)
             print(f"{left} job{'s' * (left > 1)} left, about {time_left}", file=sys.stderr, flush=True)
+
+
+def jobs_of(overrides: Sequence[Override]) -> list[list[str]]:
+    """The words of each job of a sweep; ConfigError for a word without values."""
+    for override in overrides:
+        if override.is_sweep_override() and not list(override.sweep_iterator()):
+            raise ConfigError(f"{override.input_line}: no values; give one or more")
+    return BasicSweeper.split_arguments(list(overrides), None)[0]
 
 
 def _gather(config: DictConfig) -> None:
