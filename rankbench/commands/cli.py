@@ -194,8 +194,8 @@ def _folder_of_user(parsed: "argparse.Namespace") -> list[str]:
 
 def _of_first_job(words: list[str]) -> list[str]:
     """The words of a sweep's first job."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from rankbench.commands.composition import initialised
+    from rankbench.commands.sweeps import jobs_of, parsed
 
-    from rankbench.commands.sweeps import jobs_of
-
-    return jobs_of(OverridesParser.create().parse_overrides(words))[0]
+    with initialised():
+        return jobs_of(parsed(words))[0]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
@@ -151,9 +152,16 @@ class Grid:
             print(f"{left} job{'s' * (left > 1)} left, about {time_left}", file=sys.stderr, flush=True)
 
 
+def parsed(words: list[str]) -> list[Override]:
+    """The words as Hydra's overrides; glob(...) needs the Hydra that is initialised."""
+    return OverridesParser.create(GlobalHydra.instance().config_loader()).parse_overrides(words)
+
+
 def jobs_of(overrides: Sequence[Override]) -> list[list[str]]:
-    """The words of each job of a sweep; ConfigError for a word without values."""
+    """The words of each job of a sweep; ConfigError for a word without values, or with endlessly many."""
     for override in overrides:
+        if override.is_interval_sweep():
+            raise ConfigError(f"{override.input_line}: is for search=optuna; give values, as in 1,2 or range(1,3)")
         if override.is_sweep_override() and not list(override.sweep_iterator()):
             raise ConfigError(f"{override.input_line}: no values; give one or more")
     return BasicSweeper.split_arguments(list(overrides), None)[0]
@@ -217,5 +225,5 @@ def _resolved(word: str, composed: DictConfig) -> str:
 def _sweep_overrides(config: DictConfig) -> list[Override]:
     """The overrides of a preset's sweep and of the command line; the command line wins where both set a key."""
     preset = [f"{key}={text}" for key, text in (config.hydra.sweeper.params or {}).items()]
-    overrides = OverridesParser.create().parse_overrides([*preset, *typed_words(config)])
+    overrides = parsed([*preset, *typed_words(config)])
     return list({override.get_key_element(): override for override in overrides}.values())

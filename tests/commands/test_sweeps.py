@@ -1,7 +1,12 @@
 """rankbench.commands.sweeps: which jobs the words of a sweep make."""
 
 import pytest
-from command_line import refused
+import yaml
+from command_line import refused, succeeds
+
+from rankbench.commands.composition import initialised
+from rankbench.commands.sweeps import jobs_of, parsed
+from rankbench.config import plugins
 
 
 @pytest.mark.parametrize("words", [[], ["--cfg", "job"]])
@@ -9,3 +14,17 @@ def test_a_word_without_values_is_one_line_and_makes_no_folder(words, tmp_path):
     line = refused("train", "-m", "model.layers=range(1,0)", "seed=0,1", *words, at=tmp_path)
     assert line == "rankbench train: model.layers=range(1,0): no values; give one or more"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interval_without_a_search_is_one_line(tmp_path):
+    line = refused("train", "-m", "optimizer.lr=interval(1,2)", at=tmp_path)
+    assert line == "rankbench train: optimizer.lr=interval(1,2): is for search=optuna; give values, as in 1,2 or range(1,3)"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_glob_stands_for_the_choices_of_a_group(tmp_path):
+    with initialised():
+        models = [job[0].partition("=")[2] for job in jobs_of(parsed(["model=glob(san*)", "seed=0"]))]
+    assert models == sorted(models) == [name for name in plugins.choices("model") if name.startswith("san")]
+    first = yaml.safe_load(succeeds("train", "-m", "model=glob(san*)", "--cfg", "job", at=tmp_path).out)
+    assert first["model"]["name"] == models[0]
