@@ -8,6 +8,7 @@ Nothing else here executes code: inputs are read as data.
 """
 
 import importlib
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -189,6 +190,12 @@ def build(spec: str) -> tuple[nn.Module, Example | None]:
             f"model={spec}: {source} has no function {name}{closest(name, functions)}; "
             f"it has {', '.join(functions) or 'none'}"
         )
+    try:
+        inspect.signature(function).bind()
+    except TypeError as error:
+        raise ConfigError(
+            f"model={spec}: is called without arguments ({error}); write a function that returns it, and name that"
+        ) from None
     return unpacked(function(), f"model={spec}")
 
 

@@ -660,6 +660,7 @@ def test_some_sequences_of_an_example(ids):
         ("", "mine.py:build", "has no function build"),
         ("def biuld(): pass", "mine.py:build", "did you mean biuld"),
         ("def build(): return 3", "mine.py:build", r"gave \(int\)"),
+        ("class Net:\n  def __init__(self, a): pass", "mine.py:Net", "called without arguments .*; write a function"),
         ("", "other.py:build", "no file other.py"),
         ("", "no_such_package.module:build", "no module no_such_package"),
         ("", "<b>", "model=<b>: not a module; "),
