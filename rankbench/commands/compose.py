@@ -51,6 +51,8 @@ def as_keys(command: str, words: Iterable[str]) -> list[str]:
     for word in words:
         if re.match(rf"\+*({'|'.join(groups())})=\[[^]'\"]*[\[{{]", word):
             raise ConfigError(f"{word}: a list of a group's choices holds names alone, as in analysis=[paths,residual]")
+        if command == "analyze" and re.fullmatch(r"model=[^:]*\.py", word):
+            raise ConfigError(f"{word}: which function? give {word}:<function>")
         for commands, wrong, right in SPELLINGS:
             if not commands or command in commands:
                 word = re.sub(rf"\A{wrong}\Z", right, word, flags=re.DOTALL)

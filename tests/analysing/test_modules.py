@@ -773,6 +773,7 @@ def test_network_csv_and_a_line_say_what_was_read(tmp_path):
         (["model=mine.py:opaque"], "not covered"),
         (["model=mine.py:build", "replicas=2"], "use replicas=1"),
         (["model=pretrained"], "give model.path="),
+        (["model=mine.py"], "model=mine.py: which function[?] give model=mine.py:<function>"),
         (["model=mine.py:build", "masked=0.1"], "is for texts of a checkpoint"),
     ],
 )
