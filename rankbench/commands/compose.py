@@ -51,6 +51,8 @@ def as_keys(command: str, words: Iterable[str]) -> list[str]:
     for word in words:
         if re.match(rf"\+*({'|'.join(groups())})=\[[^]'\"]*[\[{{]", word):
             raise ConfigError(f"{word}: a list of a group's choices holds names alone, as in analysis=[paths,residual]")
+        if re.match(rf"\+*({'|'.join({*groups()} - {'analysis'})})=\[.*,", word):
+            raise ConfigError(f"{word}: several choices; give one, or with -m a job for each, as in -m model=san,lstm")
         if command == "analyze" and re.fullmatch(r"model=[^:]*\.py", word):
             raise ConfigError(f"{word}: which function? give {word}:<function>")
         for commands, wrong, right in SPELLINGS:

@@ -112,6 +112,11 @@ def test_a_choice_over_which_hydra_stumbles_is_named(word):
     assert line.startswith(f"{word}: a group needs one of its choices, as in model=san; groups are ")
 
 
+@pytest.mark.parametrize("word", ["experiment=[demo,dong_fig4_sorting]", "+model=[san,lstm]"])
+def test_several_choices_of_a_group_are_not_merged(word):
+    assert refusal(compose, "train", word).startswith(f"{word}: several choices; give one, or with -m a job for each")
+
+
 def test_a_long_list_of_what_is_allowed_is_cut():
     names = [f"name{number}" for number in range(100)]
     assert listed(names[:9]) == ", ".join(names[:9])
