@@ -168,6 +168,9 @@ def analyze(
         with building_once(), offering(subject, names[0]) as spec:
             named = names[1:] or ("residual", "spectrum", "attention")
             return analyze([f"module={spec}"], *named, out=out, **given | {"plugins": own, "layers": layers}, **options)
+    if callable(subject):
+        name = getattr(subject, "__name__", type(subject).__name__)
+        raise ConfigError(f"{name}: not a module; give an instance of torch.nn.Module, as in analyze(Net(), inputs)")
     cfg, words = _composed(subject, names, given, out)
     words += _set_options(cfg, options)
     with building_once():

@@ -686,6 +686,12 @@ def test_analyses_refused(language, ids, name, options, message):
         rankbench.analyze(language, ids, name, **options)
 
 
+@pytest.mark.parametrize("subject", [Language, lambda ids: ids])
+def test_what_is_no_instance_of_a_module_is_refused(subject, ids):
+    with pytest.raises(ConfigError, match=f"^{subject.__name__}: not a module; give an instance"):
+        rankbench.analyze(subject, ids, "residual")
+
+
 def test_what_does_not_run_is_refused(language):
     assert "does not run on inputs" in refusal(rankbench.analyze, language, torch.randn(2, 3), "spectrum")
     assert "no attention call" in refusal(rankbench.analyze, nn.Linear(3, 3), torch.randn(2, 3), "attention")
