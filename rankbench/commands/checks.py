@@ -9,7 +9,7 @@ from pathlib import Path
 from rankbench.config import plugins
 from rankbench.config.keys import ConfigError, refuse_null_byte
 from rankbench.config.presets import Preset, described
-from rankbench.config.schema import SCHEMAS, AnalyzeConfig, BaseConfig, Config
+from rankbench.config.schema import SCHEMAS, AnalyzeConfig, BaseConfig, Config, TrainConfig
 from rankbench.runs.files import regular
 
 
@@ -65,8 +65,8 @@ def measured(cfg: BaseConfig) -> BaseConfig:
 
 def check_corpus(cfg: Config) -> None:
     """Refuse a text that is missing or does not fit, and what a plug-in brings that does not keep its promises: the
-    sequences of a task, the weights of an attention, the table of an analysis. A check of its own, as a preset is valid
-    without its corpus."""
+    sequences of a task, the weights of an attention, an update rule, the table of an analysis. A check of its own, as a
+    preset is valid without its corpus."""
     from rankbench.analysing.modules import is_foreign
 
     if isinstance(cfg, BaseConfig) and not is_foreign(cfg):
@@ -74,6 +74,7 @@ def check_corpus(cfg: Config) -> None:
         from rankbench.model import build_model
         from rankbench.model.weighting_check import check_weighting
         from rankbench.tasks import Corpus, build_task, check_sample
+        from rankbench.training.optimizers import check_optimizer
 
         of_networks = measured(cfg)
         if isinstance(task := build_task(of_networks.task), Corpus):
@@ -83,4 +84,6 @@ def check_corpus(cfg: Config) -> None:
             check_sample(task)
         if of_networks.model.attention in plugins.brought("ATTENTIONS"):
             check_weighting(of_networks.model.attention)
+        if isinstance(cfg, TrainConfig) and cfg.optimizer.name in plugins.brought("OPTIMIZERS"):
+            check_optimizer(cfg.optimizer)
         try_analyses(cfg, of_networks)

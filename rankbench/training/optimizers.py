@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from rankbench.config.keys import ConfigError
 from rankbench.config.schema import OptimizerConfig
 
 # Muon's quintic brings singular values in (0, 1] close to 1 in a few rounds (Jordan et al. 2024). Its steps are as
@@ -28,6 +29,18 @@ def build_optimizer(
     rows: for each parameter, the number of rows of each map stacked in it; None if it is not a matrix of a layer.
     """
     return OPTIMIZERS[cfg.name](cfg, parameters, rows)
+
+
+def check_optimizer(cfg: OptimizerConfig) -> None:
+    """Raise ConfigError unless the update rule takes the arguments of build_optimizer and gives an optimiser."""
+    parameters: list[Tensor] = [torch.nn.Parameter(torch.ones(shape)) for shape in ((1, 2, 2), (1, 2))]
+    try:
+        inspect.signature(OPTIMIZERS[cfg.name]).bind(cfg, parameters, [[2], None])
+    except TypeError as error:
+        raise ConfigError(f"optimizer.name={cfg.name}: {error}; it is called with cfg, parameters, rows") from None
+    built = build_optimizer(cfg, parameters, [[2], None])
+    if not isinstance(built, torch.optim.Optimizer):
+        raise ConfigError(f"optimizer.name={cfg.name}: gave a {type(built).__name__}; return a torch.optim.Optimizer")
 
 
 class _Uncompiled:

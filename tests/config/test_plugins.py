@@ -225,6 +225,22 @@ def test_an_update_rule_of_a_plugin_trains(example):
         compose("train", NAMED, "optimizer.name=sign")
 
 
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        ("lambda: None", "too many positional arguments; it is called with cfg, parameters, rows"),
+        ("lambda cfg, parameters, rows: None", "gave a NoneType; return a torch.optim.Optimizer"),
+    ],
+)
+def test_what_is_no_update_rule_is_refused(elsewhere, rule, said):
+    (elsewhere / "mine.py").write_text(f"OPTIMIZERS = {{'own': {rule}}}")
+    with pytest.raises(ConfigError, match=f"^optimizer.name=own: {said}"):
+        rb.train("plugins=mine", "optimizer.name=own", out=elsewhere / "run")
+    with pytest.raises(ConfigError, match=f"^optimizer.name=own: {said}"):
+        checked(["plugins=mine"])
+    assert not (elsewhere / "run").exists()
+
+
 @pytest.mark.further
 def test_a_model_and_a_metric_of_a_plugin(example, monkeypatch):
     monkeypatch.setattr("rankbench.training.compiling.REPAID_AFTER", 2)  # the fused step is not for such a model
