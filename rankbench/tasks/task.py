@@ -110,6 +110,8 @@ def check_sample(task: Task) -> None:
                 f"{begins} gave {name} from {x.min()} to {x.max()}; allowed are values from 0 to {most - 1}, and "
                 f"{ABSENT} for absent ones"
             )
+    if not task.padded and not batch.inputs.is_floating_point() and (batch.inputs == ABSENT).any():
+        raise ConfigError(f"{begins} gave inputs of {ABSENT}, but padded = False; set padded = True")
 
 
 class Corpus(ABC):

@@ -279,6 +279,7 @@ class Mine:
     num_inputs: ClassVar[int] = 5
     num_outputs: ClassVar[int] = 5
     length: ClassVar[int] = 4
+    padded: bool = True
 
     def sample(self, num_sequences, generator):
         assert num_sequences == 2 and isinstance(generator, torch.Generator)
@@ -304,6 +305,12 @@ class Mine:
 )
 def test_sequences_that_do_not_fit_their_task_are_one_line(batch, kind, said):
     assert said in refusal(check_sample, Mine(batch, kind)).partition("task=mine: sample")[2]
+
+
+def test_absent_inputs_of_a_task_that_is_not_padded_are_one_line():
+    line = refusal(check_sample, Mine(Batch(TOKENS, TOKENS), padded=False))
+    assert line == "task=mine: sample gave inputs of -1, but padded = False; set padded = True"
+    check_sample(Mine(Batch(TOKENS[:1].repeat(2, 1), TOKENS), padded=False))
 
 
 def test_sequences_that_fit_their_task_pass():
