@@ -14,6 +14,7 @@ from rankbench.config.keys import ConfigError
 from rankbench.seeds import generator_for
 
 ABSENT = -1  # an absent input (padding, after all others); a target that is not scored (regression: nan)
+MOST_UNSCORED = 100  # sequences of a plug-in's task in a row that may have no scored target
 
 
 @dataclass(frozen=True)
@@ -86,8 +87,9 @@ class Task(Protocol):
 
 
 def check_sample(task: Task) -> None:
-    """Raise ConfigError if two sequences of a task are not as Batch and the task's own members say."""
-    batch = task.sample(2, generator_for(0, "check"))
+    """Raise ConfigError if two sequences of a task are not as Batch and the task's own members say, or if it scores
+    no target."""
+    batch = task.sample(2, generator := generator_for(0, "check"))
     begins = f"task={task.name}: sample"
     if not isinstance(batch, Batch) or not all(isinstance(x, Tensor) for x in (batch.inputs, batch.targets)):
         raise ConfigError(f"{begins} gave a {type(batch).__name__}; return a Batch of two tensors, inputs and targets")
@@ -112,6 +114,9 @@ def check_sample(task: Task) -> None:
             )
     if not task.padded and not batch.inputs.is_floating_point() and (batch.inputs == ABSENT).any():
         raise ConfigError(f"{begins} gave inputs of {ABSENT}, but padded = False; set padded = True")
+    scores = is_scored(batch.targets).any() or is_scored(task.sample(MOST_UNSCORED, generator).targets).any()
+    if not scores:
+        raise ConfigError(f"{begins} gave no target that is scored, but {ABSENT} or nan alone; give others")
 
 
 class Corpus(ABC):

@@ -282,7 +282,7 @@ class Mine:
     padded: bool = True
 
     def sample(self, num_sequences, generator):
-        assert num_sequences == 2 and isinstance(generator, torch.Generator)
+        assert num_sequences in (2, 100) and isinstance(generator, torch.Generator)
         return self.batch
 
 
@@ -299,6 +299,7 @@ class Mine:
         (Batch(TOKENS.float(), TOKENS), "classes", "gave inputs of torch.float32; allowed is torch.int64"),
         (Batch(TOKENS + 1, TOKENS), "classes", "gave inputs from 0 to 5; allowed are values from 0 to 4"),
         (Batch(TOKENS, TOKENS - 1), "classes", "gave targets from -2 to 3; "),
+        (Batch(TOKENS, TOKENS * 0 - 1), "classes", "gave no target that is scored, but -1 or nan alone; give others"),
         (Batch(TOKENS, TOKENS), "numbers", "gave targets of shape (2, 3); allowed are (2, 3, 5)"),
         (Batch(TOKENS, torch.zeros(2, 3, 5).long()), "numbers", "gave targets of torch.int64; allowed is a floating"),
     ],
