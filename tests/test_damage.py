@@ -310,6 +310,19 @@ def test_a_report_lists_damaged_runs_and_goes_on_with_the_others(trained, tmp_pa
     assert "damaged" in (tmp_path / "report" / "report.html").read_text()
 
 
+@pytest.mark.parametrize("column", ["loss", "split", "accuracy"])
+def test_a_lost_column_of_a_training_is_one_line(trained, tmp_path, column):
+    path = copy_of(trained, tmp_path).folder / "metrics.csv"
+    pd.read_csv(path).drop(columns=column).to_csv(path, index=False)
+    assert refusal(measured, path).startswith(f"{path}: has no column {column}; put back the file that was there, or ")
+
+
+def test_a_training_without_rows_is_one_line(trained, tmp_path):
+    path = copy_of(trained, tmp_path).folder / "metrics.csv"
+    path.write_text(path.read_text().partition("\n")[0] + "\n")
+    assert refusal(measured, path).startswith(f"{path}: has no rows; put back the file that was there, or ")
+
+
 # --- checksums -------------------------------------------------------------------------------------------------------
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pandas as pd
 import torch
-from pandas.api.types import is_numeric_dtype
 
 from rankbench.analyses import Subject
 from rankbench.analysing.modules import foreign_subjects, is_foreign, tell_unknown
@@ -18,7 +17,7 @@ from rankbench.model.kinds import kinds_of_task
 from rankbench.model.lstm import Lstm
 from rankbench.model.transformer import Transformer
 from rankbench.runs.machine import Machine
-from rankbench.runs.run import Run, find_run
+from rankbench.runs.run import PUT_BACK, Run, check_growing, find_run
 from rankbench.runs.tables import read_table
 from rankbench.seeds import generator_for
 from rankbench.tasks import Corpus, Finite, Task, build_task
@@ -26,6 +25,7 @@ from rankbench.tasks import Corpus, Finite, Task, build_task
 HISTORIES = {"history": "layers.csv", "curve": "metrics.csv"}  # fields of Subject: files that training writes
 BASELINE_SEQUENCES = 10_000  # of an endless training stream, enough to count its commonest class
 CORPUS_SEQUENCES = 1_000  # the same for a corpus, whose sequences are longer
+NEEDED = {"metrics.csv": ("split", "loss", "accuracy", "tokens_per_second")}  # columns besides seed and step
 CHECKED_SEQUENCES = 64  # on which a network's outputs must be finite
 
 log = logging.getLogger(__name__)
@@ -85,11 +85,10 @@ def subjects_of_run(
 def _history(path: Path) -> pd.DataFrame:
     """A table that training wrote; ConfigError if it was changed: words for numbers, a lost column, a row twice."""
     table = read_table(path, grows=True)
+    check_growing(table, path, NEEDED.get(path.name, ()))
     axes = [name for name in ("step", "seed", "split", "layer", "sublayer", "head") if name in table]
-    odd = [name for name in table if name not in ("split", "sublayer") and not is_numeric_dtype(table[name])]
-    if odd or not {"step", "seed"} <= set(axes) or table.duplicated(axes).any():
-        fault = f"{odd[0]} is not a number in every row" if odd else "lacks a column, or has a row twice"
-        raise ConfigError(f"{path}: {fault}; put back the file that was there, or train the run again")
+    if table.empty or table.duplicated(axes).any():
+        raise ConfigError(f"{path}: {'has no rows' if table.empty else 'has a row twice'}; {PUT_BACK}")
     return table
 
 

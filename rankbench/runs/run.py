@@ -111,7 +111,7 @@ class Run:
             )
         table = read_table(path, grows=name in GROWING)
         if name in GROWING:
-            _check_growing(table, path)
+            check_growing(table, path)
         table.attrs |= {"analysis": name, "columns": column_help(name, table)}
         return table
 
@@ -374,13 +374,14 @@ def config_text(cfg: BaseConfig) -> str:
     return yaml.safe_dump(dataclasses.asdict(cfg), sort_keys=False)
 
 
-def _check_growing(table: pd.DataFrame, path: Path) -> None:
-    """Raise ConfigError for a table of training without its steps or seeds, or with words among its numbers."""
-    if lost := {"step", "seed"} - set(table):
-        raise ConfigError(f"{path}: has no column {min(lost)}; put back the file that was there")
+def check_growing(table: pd.DataFrame, path: Path, needed: Iterable[str] = ()) -> None:
+    """Raise ConfigError for a table of training without its seeds, steps or columns that are needed, or with words
+    among its numbers."""
+    if lost := [name for name in ("seed", "step", *needed) if name not in table]:
+        raise ConfigError(f"{path}: has no column {lost[0]}; {PUT_BACK}")
     numbers = table.columns.difference(WORDS, sort=False) if len(table) else ()
     if wrong := [name for name in numbers if not pd.api.types.is_numeric_dtype(table[name])]:
-        raise ConfigError(f"{path}: {wrong[0]} has an entry that is no number; put back the file that was there")
+        raise ConfigError(f"{path}: {wrong[0]} has an entry that is no number; {PUT_BACK}")
 
 
 def _is_more(was: Any, now: Any) -> bool:
