@@ -105,9 +105,10 @@ class Run:
         path = regular(self.folder / f"{name}.csv")
         if not path.exists():
             names = sorted(table.stem for table in self.folder.glob("*.csv"))
+            next_step = {"metrics": PUT_BACK, "layers": "trainer.dynamics_every=<steps> has a training write it"}
             raise ConfigError(
                 f"{path}: no such table{closest(name, names)}; there are {', '.join(names) or 'none'}; "
-                'rankbench.analyze(run, "paths") measures what the run did not'
+                + next_step.get(name, 'rankbench.analyze(run, "paths") measures what the run did not')
             )
         table = read_table(path, grows=name in GROWING)
         if name in GROWING:

@@ -23,6 +23,7 @@ RUN = {  # the columns that every table begins with, and what they mean
 }
 RUN_COLUMNS = list(RUN)
 NAMES = dict.fromkeys(("run", "task", "model", "architecture"), str)  # words, also where they look like numbers
+AGAIN = "put back the file that was there, or make it again"  # by analyze, or by training in another folder
 # Columns of which by_layer keeps one choice, and the one that it prefers; None: the first.
 CHOICES = {"weights": "trained", "variant": "full", "view": "all", "special_tokens": None, "dtype": None}
 # pandas reads every digit of a float since 3.1, where the option is deprecated
@@ -74,16 +75,16 @@ def read_table(path: Path, grows: bool = False) -> pd.DataFrame:
     if grows:
         lines = lines[: lines.rfind(b"\n") + 1]
     elif lines and not lines.endswith(b"\n"):
-        raise ConfigError(f"{path}: ends in the middle of a row; analyse the run again, or continue its training")
+        raise ConfigError(f"{path}: ends in the middle of a row; {AGAIN}, or continue its training")
     try:
         options = {"keep_default_na": False, "na_values": ["", "nan", "NaN"], "dtype": NAMES} | EXACT
         table = pd.read_csv(io.BytesIO(lines), **options)
         for name in filter(lambda name: _has_huge(table[name]), table):
-            raise ConfigError(f"{path}: {name} has an integer that is too large; analyse the run again")
+            raise ConfigError(f"{path}: {name} has an integer that is too large; {AGAIN}")
         return table
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())
-        raise ConfigError(f"{path}: not readable as a table ({reason}); analyse the run again") from None
+        raise ConfigError(f"{path}: not readable as a table ({reason}); {AGAIN}") from None
 
 
 def booleans_as_words(table: pd.DataFrame) -> pd.DataFrame:

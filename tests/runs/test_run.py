@@ -404,6 +404,16 @@ def test_a_table_that_is_not_there_is_one_line(run, name, meant):
     assert f"{run.folder}/{name}.csv: {said}" in refusal(run.table, name)
 
 
+@pytest.mark.parametrize(
+    ("name", "next_step"), [("metrics", "put back the file"), ("layers", "trainer.dynamics_every=")]
+)
+def test_a_lost_table_of_a_training_is_not_to_be_had_by_an_analysis(run, name, next_step):
+    assert f"{name}.csv: no such table; there are none; {next_step}" in refusal(run.table, name)
+    (run.folder / f"{name}.csv").write_text("")
+    line = refusal(run.table, name)
+    assert line.endswith("; put back the file that was there, or make it again")
+
+
 @pytest.mark.parametrize("text", ["", "a,b\n1,2\n1,2,3\n"])
 def test_a_broken_table_is_one_line(run, text):
     (run.folder / "paths.csv").write_text(text)
