@@ -32,12 +32,13 @@ from rankbench.judging import figures_published
 from rankbench.judging import published as published_numbers
 from rankbench.plots import Figure, show_in_notebook
 from rankbench.plots.pages import one_facet
+from rankbench.plots.training import FIGURES
 from rankbench.progress import logging_to
 from rankbench.report.figures import analysis_of, final_pages
 from rankbench.report.jobs import runs_in
 from rankbench.report.joined_tables import Runs, load_runs
 from rankbench.runs.machine import Machine
-from rankbench.runs.run import Run, find_run
+from rankbench.runs.run import OBSERVED, Run, find_run
 from rankbench.runs.tables import by_layer, column_help
 from rankbench.training.loop import Interrupted
 from rankbench.training.loop import train as train_run
@@ -221,7 +222,8 @@ def _composed(
 def plot(
     table: pd.DataFrame, *, analysis: str | None = None, facet: str | None = None, published: str | None = None
 ) -> Figure:
-    """Draw an analysis' table, or a sweep's final numbers (`runs.final`), and return the figure, to change or save.
+    """Draw an analysis' table, a training's (`run.metrics`, or of a watch), or a sweep's final numbers (`runs.final`),
+    and return the figure, to change or save.
 
     analysis: the analysis that made the table; None to find it by `table.attrs` or by the columns. facet: the column
     with a panel for each of its values; None for the varied keys in a joined table of several runs, else no panels.
@@ -231,15 +233,15 @@ def plot(
     """
     load_plugins()
     name = analysis_of(table) if analysis is None else analysis
-    drawable = [analysis_name for analysis_name, kind in ANALYSES.items() if kind.figure is not None]
-    if name in ANALYSES and name not in drawable:
+    drawable = [*(name for name, kind in ANALYSES.items() if kind.figure is not None), *FIGURES]
+    if name in (*ANALYSES, *OBSERVED) and name not in drawable:
         raise ConfigError(f"analysis={name}: has no figure; allowed are {', '.join(drawable)}")
     check_known("analysis", [name], [*drawable, "sweep"])
     if table.empty:
         raise ConfigError(f"analysis={name}: the table has no rows to draw")
     check_known("facet", [] if facet is None else [facet], map(str, table.columns))
     check_known("published", [] if published is None else [published], figures_published())
-    columns = ("job_status",) if name == "sweep" else ANALYSES[name].recognised_by
+    columns = ("job_status",) if name == "sweep" else () if name in FIGURES else ANALYSES[name].recognised_by
     if missing := [column for column in columns if column not in table]:
         raise ConfigError(f"analysis={name}: not its table, which has a column {missing[0]}")
     varied = [key for key in table.attrs.get("varied", ()) if key in table]
@@ -251,9 +253,12 @@ def plot(
     else:
         if facet is None and varied:
             table, facet = one_facet(table, varied), varied[0]
-        draw = ANALYSES[name].figure
-        assert draw is not None  # name is in drawable
-        figure = draw(table, None if published is None else published_numbers(published), facet)
+        if name in FIGURES:
+            figure = FIGURES[name](table, facet)
+        else:
+            draw = ANALYSES[name].figure
+            assert draw is not None  # name is in drawable
+            figure = draw(table, None if published is None else published_numbers(published), facet)
     show_in_notebook()
     return figure
 

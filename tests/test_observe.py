@@ -785,6 +785,19 @@ def test_a_watched_training_is_no_run_to_analyse(tmp_path, inputs):
     assert rb.load_sweep(tmp_path / "a").table("observed_weights").step.max() == 2
 
 
+def test_the_tables_of_a_watch_are_drawn_as_the_command_draws_them(tmp_path, inputs):
+    interrupted(tmp_path / "a", inputs, 2)
+    watched = rb.Run(tmp_path / "a")
+    for name, figure in OBSERVED_FIGURES.items():
+        labels, wanted = (
+            [axes.get_ylabel() for axes in drawn.axes]
+            for drawn in (rb.plot(watched.table(name)), figure(watched.table(name)))
+        )
+        assert labels == wanted
+    with pytest.raises(rb.ConfigError, match=r"^analysis=observed_steps: has no figure; allowed are .*observed_states"):
+        rb.plot(watched.table("observed_steps"))
+
+
 @pytest.mark.further
 def test_watching_loads_neither_hydra_nor_the_compiler_nor_transformers():
     """Nor do random rounding, which every measurement does, and what reads pretrained checkpoints: each of the three

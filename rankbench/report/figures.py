@@ -23,6 +23,7 @@ from rankbench.report.study import (
     studied_columns,
     with_columns,
 )
+from rankbench.runs.run import OBSERVED
 from rankbench.runs.tables import RUN_COLUMNS, booleans_as_words, read_table, write_table
 
 KINDS = (*plots.KINDS, ".svg")
@@ -243,9 +244,9 @@ def _fitting(table: pd.DataFrame) -> list[str]:
 
 
 def analysis_of(table: pd.DataFrame) -> str:
-    """Name of the analysis that made the table, from `attrs` or from the columns that only its table has."""
+    """Name of the analysis or training that made the table, from `attrs` or from columns that only its table has."""
     named = table.attrs.get("analysis")
-    if named in ANALYSES or named == "sweep":
+    if named in (*ANALYSES, *FIGURES, *OBSERVED, "sweep"):
         return str(named)
     fitting = _fitting(table)
     if len(fitting) != 1:
