@@ -33,6 +33,7 @@ TEXTS = {  # commands that print a text: their module, with HELP, and its functi
     "check": ("check", "checked"),
     "new": ("new", "created"),
 }
+SECONDS_UNTIL_AGAIN = 0.01  # from an interruption that Python dropped to the next
 USAGE = f"""rankbench: what do heads, depth, skips, MLPs and norms do to the rank and the smoothness of a transformer?
 
 Usage: rankbench COMMAND [key=value ...] [-m] [--cfg job]
@@ -85,8 +86,14 @@ def _complete_streams() -> None:
 @contextmanager
 def _interrupted_by_signals() -> Iterator[None]:
     """Let SIGTERM and SIGHUP interrupt as Ctrl-C does; a training stops at the end of its step instead. SIGHUP stays
-    ignored under nohup."""
-    last = -1.0
+    ignored under nohup. An interruption that Python drops, as in a callback of the garbage collector, comes again."""
+    last, hook = -1.0, sys.unraisablehook
+
+    def come_again(unraisable: "sys.UnraisableHookArgs") -> None:
+        if unraisable.exc_type is KeyboardInterrupt:
+            signal.setitimer(signal.ITIMER_REAL, SECONDS_UNTIL_AGAIN)
+        else:
+            hook(unraisable)
 
     def interrupt(*_: object) -> None:
         nonlocal last
@@ -100,9 +107,14 @@ def _interrupted_by_signals() -> Iterator[None]:
     before = {kind: handler for kind in kinds if (handler := signal.getsignal(kind)) is not signal.SIG_IGN}
     for kind in before:
         signal.signal(kind, interrupt)
+    if in_main_thread:
+        sys.unraisablehook = come_again
+        before[signal.SIGALRM] = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
         yield
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        sys.unraisablehook = hook
         if last < 0:  # after a signal the process ends, and a second one must not change its exit code
             for kind, handler in before.items():
                 signal.signal(kind, handler)

@@ -156,6 +156,21 @@ def test_a_signal_ends_a_command_as_an_interrupt_does(kind, module, name, words,
     assert "Traceback" not in process.errors.read_text()
 
 
+class Interrupted:
+    """What is interrupted while it is deleted, where Python drops every exception."""
+
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_signal_that_arrives_where_python_drops_it_is_not_lost(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "measure", lambda *_, **__: Interrupted() and _waiting())
+    with begin("analyze", *SIZES, *MEASURED, "out=out", at=tmp_path, errors=tmp_path / "errors.txt") as process:
+        assert process.wait(60) == 130
+    assert process.last_line == "rankbench analyze: interrupted; the same command with out=out continues"
+    assert "ignored" not in process.errors.read_text()
+
+
 def test_a_second_signal_changes_no_exit_code(tmp_path, monkeypatch):
     monkeypatch.setattr(cli, "_dispatch", lambda _: os.kill(os.getpid(), signal.SIGHUP))
 
