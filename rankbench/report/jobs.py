@@ -23,7 +23,7 @@ SKIPS = "model.skips"  # decides model.skip and model.mlp_skip, unless it is nul
 
 def find_runs(text: str) -> list[Path]:
     """The runs given by `runs=`, in order; ConfigError if there is none. `latest`: the newest sweep or run. A list: the
-    runs of each of its folders.
+    runs of each of its folders, of which none may lack them.
 
     Folders of analyses count only if there is no folder of training.
     """
@@ -33,9 +33,13 @@ def find_runs(text: str) -> list[Path]:
             raise ConfigError(f"runs=latest: no run under {OUTPUTS.resolve()}; train one with `rankbench train`")
         return max(dated)[1]
     names = text[1:-1].split(",") if text[:1] == "[" and text[-1:] == "]" and not Path(text).exists() else [text]
-    matches = [[name] if Path(name).exists() else sorted(glob.glob(name, recursive=True)) for name in names]
-    folders = [Path(match) for of_name in matches for match in of_name]
-    jobs = list(dict.fromkeys(job for folder in folders for job in runs_in(folder)))
+    jobs_of: dict[str, list[Path]] = {}
+    for name in map(str.strip, names):
+        matches = [name] if name and Path(name).exists() else sorted(glob.glob(name, recursive=True))
+        jobs_of[name] = [job for match in matches for job in runs_in(Path(match))]
+        if not jobs_of[name] and names != [text]:
+            raise ConfigError(f"runs={text}: no run in {name or 'an empty name'}; correct it, or leave it out")
+    jobs = list(dict.fromkeys(job for of_name in jobs_of.values() for job in of_name))
     configs = {job: config_of(job) for job in jobs}
     jobs = [job for job in jobs if "bench" not in configs[job]]  # timings, by versions before 0.2
     trained = [job for job in jobs if "run" not in configs[job]]

@@ -14,6 +14,7 @@ import pytest
 import yaml
 from browser import PROGRAM, Browser
 from hand_written import write_run
+from refusals import refusal
 from scipy import stats
 
 from rankbench.analyses import ANALYSES
@@ -354,6 +355,10 @@ def test_runs_of_a_list_are_those_of_each_folder_in_its_order(tmp_path):
         run_at(tmp_path / name)
     runs = find_runs(f"[{tmp_path}/c,{tmp_path}/b]")
     assert [str(run.relative_to(tmp_path)) for run in runs] == ["c", "b/0", "b/1"]
+    assert find_runs(f"[{tmp_path}/c, {tmp_path}/b]") == runs
+    (tmp_path / "empty").mkdir()
+    for lost in (f"{tmp_path}/d", f"{tmp_path}/d*", f"{tmp_path}/empty"):
+        assert f": no run in {lost}; correct it, or leave it out" in refusal(find_runs, f"[{tmp_path}/c,{lost}]")
     with pytest.raises(ConfigError, match=r"a folder of 2 runs; give one of them, as in run=.*/b/0"):
         _ = Run(tmp_path / "b").config
     assert compose("report", f"runs=[{tmp_path}/c,{tmp_path}/b]").runs == f"[{tmp_path}/c,{tmp_path}/b]"
