@@ -161,6 +161,10 @@ def test_the_record_names_the_command_line_that_does_the_same(run, sweep):
     assert recorded(rb.load(sweep / "heads_1"))[-1] == f"out={sweep}/heads_1"
 
 
+def test_no_folder_has_an_empty_name():
+    assert refusal(rb.train, *TRAINED, out="") == "out=: is empty; leave it out, or give a folder"
+
+
 def test_a_finished_run_is_returned_as_it_is(run):
     before = {path.name: path.read_bytes() for path in run.folder.iterdir() if path.suffix in (".csv", ".safetensors")}
     again = rb.train(*TRAINED, out=run.folder)

@@ -23,7 +23,7 @@ def check(cfg: AnalyzeConfig, words: Sequence[str] = (), writes: bool = True) ->
 
     _check_words(cfg, words)
     if writes:
-        check_folder(Path(cfg.out))
+        check_folder(cfg.out)
     machine = Machine.prepare(cfg)
     check_analyses(cfg, measured(cfg))
     if not _is_given(cfg):

@@ -25,10 +25,12 @@ def check_everything(cfg: Config, words: Sequence[str] = ()) -> None:
     import_module(f"rankbench.commands.{command}").check(cfg, words)
 
 
-def check_folder(out: Path, key: str = "out") -> None:
-    """Refuse an output folder that cannot be made or written."""
-    refuse_null_byte(key, str(out))
-    existing = out.absolute()
+def check_folder(name: str, key: str = "out") -> None:
+    """Refuse an output folder that has no name, or that cannot be made or written."""
+    if not name:
+        raise ConfigError(f"{key}=: is empty; leave it out, or give a folder")
+    refuse_null_byte(key, name)
+    existing = (out := Path(name)).absolute()
     while not existing.exists():
         existing = existing.parent
     if not existing.is_dir():

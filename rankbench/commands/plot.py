@@ -18,7 +18,7 @@ def check(cfg: PlotConfig, words: Sequence[str] = ()) -> None:
     from rankbench.report.figures import drawable
 
     check_style(cfg.plot.style)
-    check_folder(Path(cfg.out))
+    check_folder(cfg.out)
     check_known("published", [] if cfg.published is None else [cfg.published], figures_published())
     if not cfg.table:
         raise ConfigError('table="": which one? give a CSV file, as in `rankbench plot residual.csv`')

@@ -22,13 +22,13 @@ def check(cfg: ReportConfig, words: Sequence[str] = ()) -> None:
     from rankbench.report.scoreboard import EVERY, check_experiment
 
     check_style(cfg.plot.style)
-    check_folder(Path(cfg.out))
+    check_folder(cfg.out)
     if (Path(cfg.out) / "config.yaml").exists():  # its tables would be overwritten
         raise ConfigError(f"out={cfg.out}: the folder of a run; give report a folder of its own")
     if cfg.pages is not None:
         if cfg.scoreboard != EVERY:
             raise ConfigError(f"pages={cfg.pages}: the pages cover all presets; add experiment=all")
-        check_folder(Path(cfg.pages), "pages")
+        check_folder(cfg.pages, "pages")
         check_pages(Path(cfg.pages))
     if cfg.scoreboard is None:
         check_study(cfg.report, find_runs(cfg.runs), cfg.report.baseline)

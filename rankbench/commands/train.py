@@ -25,7 +25,7 @@ def check(cfg: TrainConfig, words: Sequence[str] = ()) -> None:
     name, preset = preset_in(words)
     if preset is not None and preset.verb == "analyze":
         raise ConfigError(f"experiment={name}: trains nothing; use `rankbench analyze experiment={name}`")
-    check_folder(Path(cfg.out))
+    check_folder(cfg.out)
     machine = Machine.prepare(cfg)
     check_analyses(cfg, cfg)
     task = build_task(cfg.task)

@@ -212,6 +212,9 @@ def test_an_unknown_command_is_one_line(word, meant, tmp_path):
         ),
         ("pages=docs", "pages=docs: the pages cover all presets; add experiment=all"),
         ("report.x=nothing", "report.x=nothing: no key of these runs; those that vary are none"),
+        ("out=", "out=: is empty; leave it out, or give a folder"),
+        ("runs=", "runs=: no run there; give a run's or a sweep's folder, a glob, or runs=latest"),
+        ("runs=[]", "runs=[]: no run in an empty name; correct it, or leave it out"),
         ("out=outputs/train/{run}", "out=outputs/train/{run}: the folder of a run; give report a folder of its own"),
     ],
 )
@@ -635,6 +638,7 @@ BAD = [
     # null
     ("task.length=null", ["task.length=null: null is not allowed"]),
     ("out=null", ["out=null: null is not allowed"]),
+    ("out=", ["out=: is empty; leave it out"]),
     # what does not go together
     ("analysis=[samples]", ["analysis=samples: needs a task with text; task.name=sorting has none; use task=char_lm"]),
     ("analysis=[rollout]", ["analysis=rollout: needs a task with a trajectory", "use task=circle_arcs"]),
