@@ -59,6 +59,8 @@ def as_keys(command: str, words: Iterable[str]) -> list[str]:
             if not commands or command in commands:
                 word = re.sub(rf"\A{wrong}\Z", right, word, flags=re.DOTALL)
         spelled.append(_quoted_path(word, is_sweep))
+    if len(tables := [word for word in spelled if command == "plot" and word.startswith("table=")]) > 1:
+        raise ConfigError(f"{tables[1]}: a second table; draw one after the other, or `rankbench report` of their runs")
     if command == "analyze" and not is_sweep:
         spelled = [part for word in spelled for part in _each_run(word)]
     if command == "analyze" and "model=pretrained" in spelled:
