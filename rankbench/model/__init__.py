@@ -22,8 +22,8 @@ def build_model(cfg: ModelConfig, task: Task) -> Transformer | Lstm:
 
 
 def skeleton(cfg: ModelConfig, task: Task) -> Transformer | Lstm:
-    """Build the model for checks: like build_model, but reads no text; sizes that depend on an alphabet are 1."""
-    num_inputs = 1 if task.input_kind == "tokens" else task.num_inputs
+    """Build the model for checks: like build_model, but reads no text; sizes that depend on a text's alphabet are 1."""
+    num_inputs = 1 if isinstance(task, Corpus) or bool(getattr(task, "files", ())) else task.num_inputs
     model = _on_meta(cfg, task, num_inputs, 1 if isinstance(task, Corpus) else task.num_outputs)
     if isinstance(model, Transformer) and not task.padded:  # the length of padded sequences depends on their text
         model.blocks[0].attention.num_keys(task.length)

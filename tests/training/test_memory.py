@@ -41,10 +41,15 @@ def test_the_estimate_is_what_a_training_holds(words):
     moments = [value for state in training.optimizer.state.values() for value in state.values() if value is not None]
     tensors += [value for value in moments if value.ndim]
     held = sum(tensor.nbytes for tensor in tensors)
-    # at least: the embedding of an alphabet counts as one letter, and the momentum of SGD does not count
+    # at least: the momentum of SGD does not count
     assert held / 2 < parts["weights"] <= held
     data = [training.data.train, training.data.test]
     assert parts["data"] == sum(x.nbytes for batch in data for x in (batch.inputs, batch.targets))
+
+
+def test_a_large_alphabet_counts():
+    with pytest.raises(ConfigError, match=r"^beyond_memory=false: needs at least .*, most of it for weights"):
+        check_everything(compose("train", *TINY, "task.length=4", "task.alphabet=10000000000"))
 
 
 def test_states_are_those_of_the_seeds_that_one_pass_takes(monkeypatch):
