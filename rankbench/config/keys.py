@@ -237,7 +237,7 @@ def printable(text: str) -> str:
 def unknown(name: str, got: Any, allowed: Iterable[str]) -> str:
     """The refusal of a value that is not among the allowed ones."""
     allowed = list(allowed)
-    return f"{name}={got}: unknown{closest(got, allowed)}; allowed are {listed(allowed)}"
+    return f"{name}={got}: unknown{closest(got, allowed)}; allowed are {listed(allowed) or 'none'}"
 
 
 def listed(names: list[str]) -> str:

@@ -122,10 +122,11 @@ def test_a_second_table_is_not_dropped():
     assert line == "table=b.csv: a second table; draw one after the other, or `rankbench report` of their runs"
 
 
-def test_a_long_list_of_what_is_allowed_is_cut():
+def test_a_long_list_of_what_is_allowed_is_cut_and_an_empty_one_named():
     names = [f"name{number}" for number in range(100)]
     assert listed(names[:9]) == ", ".join(names[:9])
     line = unknown("claims", "nothing", names)
+    assert unknown("report.x", "nothing", []) == "report.x=nothing: unknown; allowed are none"
     assert len(line) < 700 and line.endswith("name75, ... (100 in all)")
 
 
