@@ -223,6 +223,11 @@ def test_an_odd_summary_is_one_line(tmp_path, changes):
     assert line.startswith(f"{path}: ") and next(iter(changes)) in line
 
 
+def test_a_format_of_another_type_is_told_apart(tmp_path):
+    (tmp_path / "summary.json").write_text(json.dumps({"format": "1"}))
+    assert "format='1': this rankbench reads format=1; " in refusal(Run(tmp_path).summary)
+
+
 def test_the_summary_of_other_seeds_is_one_line(cfg, trained, tmp_path):
     path = copy_of(trained, tmp_path).folder / "summary.json"
     path.write_text(json.dumps({"status": "finished", "seeds": [ROW]}))

@@ -19,7 +19,7 @@ def read_summary(path: Path) -> dict[str, Any]:
     summary = read_json(path)
     if summary.get("format", FORMAT) != FORMAT:
         raise ConfigError(
-            f"{path}: format={summary['format']}: this rankbench reads format={FORMAT}; use the one that wrote it"
+            f"{path}: format={summary['format']!r}: this rankbench reads format={FORMAT}; use the one that wrote it"
         )
     seeds, files = summary.setdefault("seeds", []), summary.get("files", {})
     parts = {
