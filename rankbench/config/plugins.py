@@ -163,7 +163,8 @@ def load(registries: Mapping[str, tuple[MutableMapping[str, Any], type]]) -> Non
 def _brought(module: ModuleType, asked: str, kind: str, ours: Mapping[str, Any], type_: type) -> dict[str, Any]:
     theirs = getattr(module, kind, {})
     if not isinstance(theirs, dict) or not all(_fits(kind, value, type_) for value in theirs.values()):
-        raise ConfigError(f"{asked}: {kind} is not a dict with values of type {type_.__name__}; fix it")
+        values = "that are classes" if type_ is type else f"of type {type_.__name__}"
+        raise ConfigError(f"{asked}: {kind} is not a dict with values {values}; fix it")
     if known := next((name for name in theirs if name in ours), None):
         raise ConfigError(f"{asked}: {kind} has {known}, which exists already; give it another name")
     return theirs

@@ -339,6 +339,7 @@ def test_a_job_takes_the_plugins_of_its_config(example):
             "not a plug-in; a plug-in has a dict TASKS, ANALYSES, ATTENTIONS, MODELS, METRICS, OPTIMIZERS, CLAIMS, "
             "LAWS or PAPERS, or next to it a folder conf or a file published.csv",
         ),
+        ({"mine.py": "TASKS = {'a': 3}"}, "TASKS is not a dict with values that are classes; fix it"),
         ({"mine.py": "TASKS = {'a': int, 'sorting': int}"}, "TASKS has sorting, which exists already"),
         (
             {"mine.py": "TASKS = {'a': int}\nANALYSES = {'b': int}"},
