@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import os
 import re
 import shlex
 from collections.abc import Callable, Iterable, MutableMapping
@@ -14,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rankbench.commands.budgets import fitted
 from rankbench.commands.composition import composed, name_folder
-from rankbench.commands.messages import explaining, groups, wanted
+from rankbench.commands.messages import UNKNOWN_TO_HYDRA, explaining, groups, wanted
 from rankbench.config import model, plugins, schema
 from rankbench.config.compatibility import check
 from rankbench.config.keys import ConfigError, typed_config
@@ -58,7 +59,7 @@ def as_keys(command: str, words: Iterable[str]) -> list[str]:
         for commands, wrong, right in SPELLINGS:
             if not commands or command in commands:
                 word = re.sub(rf"\A{wrong}\Z", right, word, flags=re.DOTALL)
-        spelled.append(_quoted_path(word, is_sweep))
+        spelled.append(_quoted(word, is_sweep))
     if len(tables := [word for word in spelled if command == "plot" and word.startswith("table=")]) > 1:
         raise ConfigError(f"{tables[1]}: a second table; draw one after the other, or `rankbench report` of their runs")
     if command == "analyze" and not is_sweep:
@@ -83,17 +84,26 @@ def _each_run(word: str) -> list[str]:
     return ["-m", "run={}".format(",".join(f"'{run}'" for run in runs))] if runs else [word]
 
 
-def _quoted_path(word: str, is_sweep: bool) -> str:
-    """The word with its path quoted for Hydra if it has = or commas, as the folders of a sweep's jobs do."""
-    key, _, path = word.partition("=")
-    is_list = key == "runs" and path[:1] == "["
-    if is_list or (key in ("report.where", "report.baseline") and path[:1] not in ("'", '"') and path != "null"):
-        return f"{key}='{path}'"
-    if key not in ("run", "runs", "out", "inputs", "table") or path[:1] in ("'", '"', "["):
+def _quoted(word: str, is_sweep: bool) -> str:
+    """The word with its value quoted for Hydra where that would misread it: letters other than ASCII's and some signs,
+    and in a path = and brackets, and commas as in the folders of a sweep's jobs. ~/ is the user's home."""
+    key, _, value = word.partition("=")
+    is_path, is_list = key in ("run", "runs", "out", "inputs", "table"), key == "runs" and value[:1] == "["
+    if is_list or (key in ("report.where", "report.baseline") and value[:1] not in ("'", '"') and value != "null"):
+        return f"{key}={_in_quotes(value)}"
+    is_sweep = is_sweep and key != "out"
+    if value[:1] in ("'", '"', "[", "{") or (is_sweep and re.search("['\"()]", value)):
         return word
-    if ("=" in path and not is_sweep) or ("," in path and Path(path).exists()):
-        return "{}='{}'".format(key, path.replace("'", r"\'"))
-    return word
+    has_commas = is_path and "," in value and Path(value).exists()
+    misread = UNKNOWN_TO_HYDRA.search(value) or (is_path and not is_sweep and re.search(r"[=()[\]]|[^$]{", value))
+    if not (has_commas or misread):
+        return word
+    parts = value.split(",") if is_sweep and not has_commas else [value]
+    return f"{key}={','.join(_in_quotes(os.path.expanduser(part) if part[:2] == '~/' else part) for part in parts)}"
+
+
+def _in_quotes(text: str) -> str:
+    return "'{}'".format(text.replace("'", r"\'"))
 
 
 def load_plugins(names: Iterable[str] = ()) -> None:

@@ -98,7 +98,7 @@ def _line_of_disk(error: OSError) -> str:
         named = f"{error.filename}: cannot be made, read or written ({error.strerror})"
         failed = Path(str(error.filename)).absolute()
         for word in sys.argv[1:]:
-            if word.startswith("out=") and Path(word[4:]).absolute().is_relative_to(failed):
+            if word.startswith("out=") and Path(word[4:].strip("'")).absolute().is_relative_to(failed):
                 return f"{word}: {named}; give another folder"
         return named
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]

@@ -18,6 +18,9 @@ from rankbench.config.schema import KEYS, SCHEMAS, OptimizerConfig, TrainerConfi
 EXTRAS = ("joblib", "submitit", "ray", "optuna")  # beginnings of the names of launchers and sweepers
 DIGITS = "integer string conversion"  # in Python's ValueError for an integer of more than 4300 digits
 
+# Characters of a value that Hydra's grammar has only in quotes; no control characters, no bytes that are no UTF-8
+UNKNOWN_TO_HYDRA = re.compile("[^\\x00-\\x9f\\u2028\\u2029\\ud800-\\udfff]|[~#'\"<>&;!^`]")
+
 
 @contextmanager
 def explaining(command: str, words: list[str]) -> Iterator[None]:
@@ -42,6 +45,8 @@ def _within_hydra(error: Exception) -> bool:
 def explain(error: BaseException, command: str, words: list[str]) -> str:
     """Explain in one line an error in the words of a command line, or in a config file that they name."""
     if isinstance(error, OverrideParseException):
+        if odd := UNKNOWN_TO_HYDRA.search(error.override.replace("'", "").replace('"', "").partition("=")[2]):
+            return f"""{error.override}: not understood because of {odd[0]}; quote it, as in '["{odd[0]}"]'"""
         return f"{error.override}: not understood; give key=value, in quotes where the value holds brackets or commas"
     stumbled = not isinstance(error, HydraException | OmegaConfBaseException)  # over a choice that is not a name
     while error.__cause__ is not None:

@@ -802,6 +802,32 @@ def test_the_list_names_every_preset_with_its_command(tmp_path):
         assert f"\n  {path.stem}\n      rankbench {verb}; " in f"\n{listed}"
 
 
+@pytest.mark.parametrize("name", ["é", "~b", "it's", 'a"b', "x#1", "y[1]", "z{2}", "a(b)", "a b", "d=1"])
+def test_a_folder_of_any_name_is_written_and_the_printed_command_reads_it(name, tmp_path, undrawn_here):
+    said = succeeds("train", *TINY, "trainer.steps=0", "figures=[]", f"out={name}", at=tmp_path).out
+    assert (tmp_path / name / "metrics.csv").exists()
+    words = shlex.split(said.partition("next: rankbench ")[2])
+    assert words == ["report", f"runs={name}"]
+    succeeds(*words, "out=report", at=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        (["out=~/b"], "/home/me/b"),
+        (["model.name=é"], "é"),
+        (["out=${oc.env:HOME}/b"], "${oc.env:HOME}/b"),
+        (["-m", "run=é,~b"], ["é", "~b"]),
+        (["-m", "out=a[1]'"], "a[1]'"),
+    ],
+)
+def test_letters_that_hydra_does_not_know_are_quoted_for_it(words, value, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    (override,) = OverridesParser.create().parse_overrides(as_keys("analyze", words)[len(words) - 1 :])
+    got = override.value()
+    assert value == ([quoted.text for quoted in got.list] if override.is_sweep_override() else got)
+
+
 def test_a_folder_is_taken_as_it_was_printed():
     folder = "outputs/train/now/3_model=san,it's"
     (word,) = as_keys("analyze", [f"run={folder}"])

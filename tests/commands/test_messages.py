@@ -136,6 +136,11 @@ def test_the_innermost_cause_is_told():
     assert explain(outer, "train", []) == "inner line"
 
 
+def test_a_letter_that_hydra_does_not_know_is_named():
+    line = refusal(compose, "train", "analysis=[é]")
+    assert line == """analysis=[é]: not understood because of é; quote it, as in '["é"]'"""
+
+
 @pytest.mark.parametrize("word", ["model.layers==3", "analysis=[paths", "a b=3"])
 def test_an_override_that_cannot_be_parsed_is_named(word):
     assert explained("train", word).startswith(f"{word}: not understood; give key=value")
