@@ -3,6 +3,7 @@
 import functools
 import gc
 import os
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -70,7 +71,7 @@ def working(command: str, out: str) -> Iterator[None]:
     from rankbench.training.loop import Interrupted
 
     hydra, in_sweep = hydra_of_job()
-    continues = f"the same command with out={hydra.sweep.dir if in_sweep else out} continues"
+    continues = f"the same command with {shlex.quote(f'out={hydra.sweep.dir if in_sweep else out}')} continues"
     with logging_to(Path(out) / f"{command}.log"):
         try:
             yield

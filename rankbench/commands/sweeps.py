@@ -1,6 +1,7 @@
 """The jobs of a sweep: checked before the first begins, launched by Hydra's launchers, gathered after the last."""
 
 import re
+import shlex
 import shutil
 import sys
 import time
@@ -60,7 +61,8 @@ def sweep(config: DictConfig, context: HydraContext, job: Callable[[DictConfig],
         else:
             grid.launch(Plugins.instance().instantiate_launcher(**how))
     except KeyboardInterrupt:
-        refuse(command, f"interrupted; the same command with out={config.hydra.sweep.dir} continues", INTERRUPTED)
+        out = shlex.quote(f"out={config.hydra.sweep.dir}")
+        refuse(command, f"interrupted; the same command with {out} continues", INTERRUPTED)
     except Exception:
         with suppress(SystemExit):  # a failed report has printed its line, and the command fails anyway
             _gather(config)
@@ -185,7 +187,7 @@ def _gather(config: DictConfig) -> None:
         refuse(
             config.hydra.job.name,
             f"the sweep's report failed ({reason}); every job's results are in {folder}; "
-            f"`rankbench report runs={folder}` makes the report again",
+            f"`rankbench report {shlex.quote(f'runs={folder}')}` makes the report again",
         )
 
 

@@ -749,11 +749,12 @@ def test_a_fault_of_ours_keeps_its_traceback(tmp_path, monkeypatch):
         rankbench("train", *TINY, at=tmp_path)
 
 
-def test_an_interrupted_analysis_says_how_to_go_on(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("out", "typed"), [("mine", "out=mine"), ("my own", "'out=my own'")])
+def test_an_interrupted_analysis_says_how_to_go_on(out, typed, tmp_path, monkeypatch):
     monkeypatch.setattr("rankbench.analysing.runner.measure", raising(KeyboardInterrupt))
-    words = ["analyze", *(word for word in TINY if not word.startswith(("trainer.", "optimizer."))), "out=mine"]
+    words = ["analyze", *(word for word in TINY if not word.startswith(("trainer.", "optimizer."))), f"out={out}"]
     result = rankbench(*words, at=tmp_path)
-    line = "rankbench analyze: interrupted; the same command with out=mine continues"
+    line = f"rankbench analyze: interrupted; the same command with {typed} continues"
     assert result.code == 130 and result.err.splitlines()[-1] == line
 
 
