@@ -25,6 +25,7 @@ from rankbench.commands import analyze as analyze_command
 from rankbench.commands import train as train_command
 from rankbench.commands.checks import check_corpus
 from rankbench.commands.compose import compose, load_plugins
+from rankbench.commands.failures import leaving_nothing
 from rankbench.config.keys import ConfigError, check_known, closest
 from rankbench.config.plugins import named as named_plugins
 from rankbench.config.schema import AnalyzeConfig, FigureKeys, TrainConfig
@@ -177,11 +178,12 @@ def analyze(
     with building_once():
         analyze_command.check(cfg, writes=out is not None)
         check_corpus(cfg)
-        with _logging_to(None if out is None else Path(cfg.out) / "analyze.log"):
-            if out is not None:
-                analyze_into(cfg, _command("analyze", words, out))
-                return {name: Run(Path(cfg.out)).table(name) for name in cfg.analysis}
-            return _tables_of(cfg)
+        if out is None:
+            with _logging_to(None):
+                return _tables_of(cfg)
+        with leaving_nothing(Path(cfg.out)), _logging_to(Path(cfg.out) / "analyze.log"):
+            analyze_into(cfg, _command("analyze", words, out))
+            return {name: Run(Path(cfg.out)).table(name) for name in cfg.analysis}
 
 
 def _tables_of(cfg: AnalyzeConfig) -> dict[str, pd.DataFrame]:

@@ -6,6 +6,7 @@ Everything that a command does runs within `refusing`, or within `one_line` of a
 import errno
 import io
 import os
+import shutil
 import sys
 import traceback
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ from typing import NoReturn
 from rankbench.config.keys import ConfigError, shortened
 
 INTERRUPTED, READER_GONE = 130, 141  # exit codes, as the shell has them for SIGINT and SIGPIPE
+# what a command writes before the first result
+RECORDS = {".hydra", ".lock", "config.yaml", "environment.json", "analyze.log", "train.log"}
 wants_traceback = False  # whether the user has set HYDRA_FULL_ERROR=1
 
 
@@ -33,6 +36,24 @@ def refusing(command: str) -> Iterator[None]:
         if refusal is None or (wants_traceback and not isinstance(error, SystemExit)):
             raise
         refuse(command, refusal)
+
+
+@contextmanager
+def leaving_nothing(out: Path) -> Iterator[None]:
+    """Remove a folder that what is inside has made if that is refused before it leaves more there than records."""
+    made = [folder for folder in (out, *out.parents) if not folder.exists()]
+    try:
+        yield
+    except (ConfigError, SystemExit) as error:
+        is_refusal = isinstance(error, ConfigError) or error.code == 1
+        if is_refusal and out in made and {path.name for path in out.glob("*")} <= RECORDS:
+            from rankbench.runs.run import Run
+
+            with suppress(ConfigError, OSError), Run(out).locked():  # another command may be writing there
+                shutil.rmtree(out)
+                for folder in made[1:]:
+                    folder.rmdir()
+        raise
 
 
 def refuse(command: str, refusal: str | ConfigError, code: int = 1) -> NoReturn:

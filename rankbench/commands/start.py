@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import hydra
@@ -17,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from rankbench.commands.checks import check_job
 from rankbench.commands.composition import composed_here, name_folder, record_words, register
+from rankbench.commands.failures import leaving_nothing
 from rankbench.commands.job import config_of_job, typed_words
 from rankbench.commands.sweeps import sweep
 from rankbench.config.keys import ConfigError
@@ -70,9 +72,10 @@ def _run(config: DictConfig, context: HydraContext, job: Callable[[DictConfig], 
     check_job(config_of_job(config), typed_words(config))
     told = {"config": config, "config_name": config.hydra.job.config_name}
     context.callbacks.on_run_start(**told)
-    returned = run_job(job, config, "hydra.run.dir", None, context)
-    context.callbacks.on_run_end(**told, job_return=returned)
-    _ = returned.return_value  # raises the job's error
+    with leaving_nothing(Path(config.hydra.run.dir)):
+        returned = run_job(job, config, "hydra.run.dir", None, context)
+        context.callbacks.on_run_end(**told, job_return=returned)
+        _ = returned.return_value  # raises the job's error
 
 
 class JobConfigs:

@@ -21,6 +21,7 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
+import rankbench as rb
 from rankbench import __version__
 from rankbench.commands import checks, cli, composition
 from rankbench.commands.compose import as_keys, resolve
@@ -724,6 +725,23 @@ def test_an_analysis_that_does_not_fit_the_run_is_refused_before_a_folder_is_mad
     assert f"analysis={name}: needs" in (line := refused("analyze", "run=copied", f"analysis=[{name}]", at=tmp_path))
     assert said in line
     assert [path.name for path in tmp_path.iterdir()] == ["copied"]
+
+
+@pytest.mark.parametrize("out", ["out=o", "out=new/o", "analysis=[residual]"])
+def test_a_refusal_after_the_folder_is_made_leaves_none(out, copied, tmp_path):
+    (copied / "metrics.csv").write_text("step,seed\n")
+    line = refused("analyze", "run=copied", out, at=tmp_path)
+    assert line.startswith("rankbench analyze: copied/metrics.csv: has no column split; put back the file")
+    with pytest.raises(ConfigError):
+        rb.analyze(copied, "residual", out=tmp_path / "o")
+    assert [path.name for path in tmp_path.iterdir()] == ["copied"]
+
+
+def test_a_refusal_takes_nothing_from_a_folder_that_was_there(copied, tmp_path):
+    (copied / "metrics.csv").write_text("step,seed\n")
+    (tmp_path / "o").mkdir()
+    refused("analyze", "run=copied", "out=o", at=tmp_path)
+    assert (tmp_path / "o" / "analyze.log").exists()
 
 
 def test_analyze_takes_a_preset(tmp_path):

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import ClassVar
@@ -23,9 +23,10 @@ from refusals import refusal
 from rankbench.analyses import ANALYSES, Analysis
 from rankbench.analysing import runner
 from rankbench.commands import cli
-from rankbench.commands.failures import refusal_of
+from rankbench.commands.failures import leaving_nothing, refusal_of
 from rankbench.config.keys import ConfigError, printable
 from rankbench.config.schema import conf_dir
+from rankbench.runs.run import Run
 from rankbench.tasks import Batch, check_sample
 from rankbench.training import loop
 
@@ -184,6 +185,13 @@ def test_a_second_signal_changes_no_exit_code(tmp_path, monkeypatch):
 
     with fork(call, at=tmp_path, errors=tmp_path / "errors.txt") as process:
         assert process.wait() == 130
+
+
+def test_the_folder_of_another_command_stays(tmp_path):
+    with pytest.raises(ConfigError), ExitStack() as other, leaving_nothing(tmp_path / "out"):
+        other.enter_context(Run(tmp_path / "out").locked())
+        raise ConfigError("out=out: another process is writing there")
+    assert (tmp_path / "out" / ".lock").exists()
 
 
 # --- a user's own code -----------------------------------------------------------------------------------------------
