@@ -128,12 +128,14 @@ def _subject(
 
 @torch.no_grad()
 def check_finite(subjects: Sequence[Subject]) -> None:
-    """Raise ConfigError if the output of a network of ours overflows: no measurement of it would be a number."""
+    """Raise ConfigError if the output of a network overflows or is nan: no measurement of it would be a number."""
     for subject in subjects:
         for weights, network in subject.networks.items():
             output = network(subject.test.inputs[:CHECKED_SEQUENCES])
             if not output.isfinite().all():
+                of_ours = "give a lower model.init_gain or optimizer.lr, or a norm"
+                of_others = "check that its weights are finite, or try precision=fp64"
                 raise ConfigError(
                     f"model={network.name}: the output of seed {subject.seed}, {weights}, is not finite, so there is "
-                    "nothing to measure; give a lower model.init_gain or optimizer.lr, or a norm"
+                    f"nothing to measure; {of_ours if subject.foreign is None else of_others}"
                 )

@@ -234,6 +234,9 @@ def test_a_network_whose_output_overflows_is_one_line(cfg, subject, tmp_path):
     try:
         with pytest.raises(ConfigError, match=r"^model=\w+: the output of seed 0, trained, is not finite, so there "):
             analyze(cfg, [subject], tmp_path)
+        checkpoint = dataclasses.replace(subject, foreign=Foreign("mine", "own", subject.networks, subject.example))
+        with pytest.raises(ConfigError, match="nothing to measure; check that its weights are finite, or try"):
+            check_finite([checkpoint])
     finally:
         weight.data.copy_(before)
     assert list(tmp_path.iterdir()) == []
