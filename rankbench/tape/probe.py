@@ -141,12 +141,6 @@ class Touched(Weighing):
             self.rows[key] = rows
         elif only_sure and not tag.mixes:
             return None
-        is_shared = any(one == 1 < many for one, many in zip(p.shape[:-2], v.shape[:-2], strict=False))
-        if tag.level == Level.SOFTMAX and p.dim() == v.dim() and is_shared:
-            raise ConfigError(
-                f"{seen.call}: one P of shape {tuple(p.shape)} for all values of shape {tuple(v.shape)}; write "
-                "these side by side, as the values of one head"
-            )
         changed = changed_numbers(v, v0)
         leads = touched_leads(v, v0, p, p0)
         in_window = [] if product.is_kernel or is_partly(at, v.shape[-2]) else touched_in_windows(changed)
@@ -164,12 +158,7 @@ class Touched(Weighing):
         of_blocks = self._blocks(product, old, tag, p)
         if of_blocks is not None and v.dim() == p.dim():  # heads may choose their queries
             of_blocks = {axis: at_axis for axis, at_axis in of_blocks.items() if not are_heads(v, v0, axis)}
-        moving = self._rows_that_move(product, old, weighted, side, at)
-        if moving.shape[-1] > 1 and moving.flatten(0, -2).any(0).all() and self.holds_one_token(moving.any(-1)):
-            raise ConfigError(
-                f"{seen.call}: all queries of P of shape {tuple(p.shape)} are of one token, as where heads stand among "
-                "the queries; give heads an axis of their own"
-            )
+        self._check_heads(product, old, weighted, side, at, v)
         to_touch = of_one_window(leads, p, p0, self.entered_at) if in_window else in_blocks(leads, of_blocks or {})
         put_back(
             first_of(seen.result),
@@ -265,6 +254,22 @@ class Touched(Weighing):
         if not why and not is_softmax and not is_sure and self.way.scale:
             why = "neither a softmax nor the touch shows that it mixes tokens"
         return kind, is_sure, why
+
+    def _check_heads(
+        self, product: Product, old: Kept, weighted: Weighted, side: int, at: Sequence[int], v: Tensor
+    ) -> None:
+        """ConfigError for heads that are no axis of P: they share it, or stand among its queries."""
+        moving, shape = self._rows_that_move(product, old, weighted, side, at), weighted.weights(*product.tensors).shape
+        if len(shape) == v.dim() and any(one == 1 < many for one, many in zip(shape[:-2], v.shape, strict=False)):
+            raise ConfigError(
+                f"{product.seen.call}: one P of shape {tuple(shape)} for all values of shape {tuple(v.shape)}; write "
+                "these side by side, as the values of one head"
+            )
+        if moving.shape[-1] > 1 and moving.flatten(0, -2).any(0).all() and self.holds_one_token(moving.any(-1)):
+            raise ConfigError(
+                f"{product.seen.call}: all queries of P of shape {tuple(shape)} are of one token, as where heads stand "
+                "among the queries; give heads an axis of their own"
+            )
 
     def _rows_that_move(self, product: Product, old: Kept, weighted: Weighted, side: int, at: Sequence[int]) -> Tensor:
         """The queries that move, (*lead, N): those whose weights change at keys that are not touched."""
