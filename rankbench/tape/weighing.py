@@ -24,35 +24,29 @@ class Weighing(Placed):
     ) -> None:
         super().__init__(module, submodule, way, sequences)
         self.base = base
-        self.unsummed = WeakTensorKeyDictionary()  # weighted tokens of one pooled sequence, before they are summed
+        self.unsummed = WeakTensorKeyDictionary()  # weighted states, before they are summed: the call
 
     def weighs(self, seen: Seen, p: Tensor, v: Tensor) -> None:
-        """Weights that change with other tokens than those that they weigh are attention. Those of one query may still
-        be summed, as in (p * v).sum(1); weights of a mixture change with its own token alone."""
+        """Weights that change with other tokens than those that they weigh are attention, which a sum shows, as in
+        (p * v).sum(1); weights of a mixture change with its own token alone."""
         p0, v0 = self.base.weighed.get(seen.call, (p, v))
         if p.dim() != v.dim() or p.shape[-1] > 1 or p.shape != p0.shape or v.shape != v0.shape:
             return
         sums = [*(p.sum(axis) for axis in range(p.dim() - 1)), p.flatten(1).sum(1)]
-        # a query that sees no key has a sum of 0
-        is_of_one_query = any((((x - 1).abs() < 0.01) | (x == 0)).all() for x in sums if x.any())
         are_whole = any(((x - x.round().clamp(min=1)).abs() < 0.001).all() for x in sums)
         if self.tag(p).form == "shares" and not are_whole:  # other quotients of exponentials than a softmax
             return
-        for axis, size in enumerate(v.shape[:-1]):
-            at, of_p = touched_at(v, v0, axis), touched_at(p, p0, axis)
-            if p.shape[axis] == size and is_partly(at, size) and set(of_p) - set(changed_at(v, v0, axis)):
-                if not is_of_one_query:
-                    raise ConfigError(
-                        f"{seen.call}: weighs shifted states with a softmax of scores, which is attention whose heads "
-                        "nothing shows; write it as a product of matrices"
-                    )
-                self.unsummed[seen.result] = seen.call
-        is_of_one_key = any(p.shape[axis] > size == 1 and touched_at(p, p0, axis) for axis, size in enumerate(v.shape))
-        if is_of_one_key and seen.result not in self.unsummed and not torch.equal(v, v0):
-            raise ConfigError(
-                f"{seen.call}: weighs one state for all tokens with a softmax, as where attention is written key by "
-                "key; write it as a product of matrices"
-            )
+        of_others = any(
+            size == p.shape[axis]
+            and is_partly(touched_at(v, v0, axis), size)
+            and set(touched_at(p, p0, axis)) - set(changed_at(v, v0, axis))
+            for axis, size in enumerate(v.shape[:-1])
+        )
+        of_one_key = not torch.equal(v, v0) and any(
+            p.shape[axis] > size == 1 and touched_at(p, p0, axis) for axis, size in enumerate(v.shape)
+        )
+        if of_others or of_one_key:
+            self.unsummed[seen.result] = seen.call
 
     def __torch_function__(self, func: Callable, types: tuple, args: tuple = (), kwargs: dict | None = None) -> Any:
         name = name_of(func)[0]
@@ -60,7 +54,8 @@ class Weighing(Placed):
         for x in tensors_in([args, kwargs]) if name not in DESCRIBES and not is_sum else ():
             if x in self.unsummed:
                 raise ConfigError(
-                    f"{self.unsummed[x]}: weighs tokens with a softmax over them, and {name} comes before their sum, "
-                    "so that heads are not seen; write it as a product of matrices, or as (p * v).sum(dim)"
+                    f"{self.unsummed[x]}: weighs states with a softmax that depends on other tokens than theirs, and "
+                    f"{name} comes before any sum, so that heads are not seen; write it as a product of matrices, or "
+                    "as (p * v).sum(dim)"
                 )
         return super().__torch_function__(func, types, args, kwargs)

@@ -350,7 +350,10 @@ REFUSED = {
     "numpy": (lambda: Attention(by_numpy), "no recorded call made"),
     "the value of the largest score": (lambda: Attention(by_gather), "gather .*the tokens of the largest scores"),
     "its index": (lambda: Attention(by_index), "take_along_dim .*the tokens of the largest scores"),
-    "one shift after the other": (lambda: Attention(by_shifts), "mul .*weighs shifted states"),
+    "one shift after the other": (
+        lambda: Attention(by_shifts),
+        "mul .*weighs states with a softmax that depends",
+    ),
     "segments of unequal length": (lambda: Attention(in_segments), "written as a loop"),
     "blocks of keys": (lambda: Attention(in_blocks_of_keys), "one softmax in blocks of keys"),
     "heads among the queries": (Folded, "2 queries for each token"),

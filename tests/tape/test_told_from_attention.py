@@ -276,10 +276,10 @@ def first(mix):
     return lambda: drawn(Sequence(attention(mix), MLP(), Attention(written_out)))
 
 
-ALONE, NOT_COVERED = "weighs shifted states with a softmax", "is not covered, and may be attention"
+NOT_COVERED = "is not covered, and may be attention"
 REFUSED = {
-    "edges": (first(over_edges), ALONE),
-    "key by key": (first(key_by_key), "weighs one state for all tokens"),
+    "edges": (first(over_edges), "index_add comes before any sum"),
+    "key by key": (first(key_by_key), "add comes before any sum"),
     "a sum by linear": (
         first(
             lambda q, k, v: (
@@ -298,8 +298,8 @@ REFUSED = {
         first(lambda q, k, v: (q[:, :1] @ k[:, :1].mT).softmax(-1) @ v),
         "these side by side",
     ),
-    "a mean of weighted tokens": (lambda: drawn(PoolingBy(lambda x: x.mean(1))), "mean comes before their sum"),
-    "a scaled pool": (lambda: drawn(PoolingBy(lambda x: (x / 2).sum(1))), "div comes before their sum"),
+    "a mean of weighted tokens": (lambda: drawn(PoolingBy(lambda x: x.mean(1))), "mean comes before any sum"),
+    "a scaled pool": (lambda: drawn(PoolingBy(lambda x: (x / 2).sum(1))), "div comes before any sum"),
     "pooled one by one": (
         lambda: drawn(SequenceBySequence()),
         "or sequence by sequence, of which",
