@@ -14,6 +14,7 @@ Shapes: N query token, M key token, K head width; `lead` the axes of P in front 
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -147,13 +148,14 @@ def _check_outside(plain: Plain, touched: Touched) -> None:
 
 
 def _check_alike(module: Callable, touched: Touched) -> None:
-    """ConfigError if a product is attention in one submodule and not in another of its class: as their code is the
-    same, one of the two is misread."""
+    """ConfigError if a product is attention in one submodule and not in another of its class that makes as many: as
+    their code is the same, one of the two is misread."""
     submodules = dict(module.named_modules()) if isinstance(module, nn.Module) else {}
     attention: dict[tuple, str] = {}
+    made = Counter((name, function) for name, function, _ in touched.roles)  # fewer where queries are weights
     roles = sorted(touched.roles.items(), key=lambda item: item[1].role)  # attention first
     for (name, function, time), (role, _) in roles:
-        product = type(submodules.get(name)), re.sub(r"\d+", "#", name), function, time
+        product = type(submodules.get(name)), re.sub(r"\d+", "#", name), function, time, made[name, function]
         if role == Role.ATTENTION:
             attention.setdefault(product, name)
         elif product in attention:

@@ -149,6 +149,32 @@ def test_heads_that_choose_their_queries_are_heads():
     assert tape.sums().remainder < NO_PATH
 
 
+class ToLearnedToken(nn.Module):
+    """A learned token that reads the states, layer by layer: in the first, its queries depend on no input."""
+
+    def __init__(self, mix):
+        super().__init__()
+        self.body, self.token = Sequence(Attention(written_out)), nn.Parameter(torch.ones(1, D))
+        self.layers = nn.ModuleList(Attention(mix) for _ in range(2))
+
+    def forward(self, x):
+        x, token = self.body(x), self.token.expand(len(x), 1, -1)
+        for layer in self.layers:
+            token = token + layer(token, torch.cat([token, x], 1))
+        return token
+
+
+def test_queries_that_depend_on_no_input_are_read_as_the_kernel_is():
+    tape, same = (record(drawn(ToLearnedToken(mix)), states()) for mix in (written_out, by_kernel))
+    assert tape.paths().by_length == same.paths().by_length
+    torch.testing.assert_close(tape.sums().by_length_KBND, same.sums().by_length_KBND)
+
+
+def test_layers_of_one_class_may_make_their_weights_in_two_ways():
+    module = drawn(Sequence(attention(lambda q, k, v: additive(q, k) @ v), MLP(), Attention(written_out)))
+    assert_every_path(module, {"x": states()})
+
+
 class Pooled(nn.Module):
     """Tokens that are present, pooled by a softmax over them."""
 
@@ -316,9 +342,6 @@ def test_attention_whose_heads_nothing_shows_is_refused(name):
     assert message in refusal(lambda: record(build(), states(tokens=tokens)))
 
 
-# --- what else --------------------------------------------------------------------------------------------------------
-
-
 class AddsToData(Sequence):
     """Adds each part's result to the numbers of its state."""
 
@@ -360,18 +383,11 @@ def test_submodules_that_mix_tokens_without_attention_are_named(layer, names):
     assert ("no attention, in parts.N" in in_words(read, "")) == bool(names)
 
 
-class OfObject(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.body = Sequence(Attention(written_out))
-
-    def forward(self, given):
-        return self.body(given["states"].x)
-
-
 def test_an_input_within_an_object_is_read_by_what_the_calls_say():
+    module = drawn(Sequence(Attention(written_out)))
+    module.forward = lambda given: Sequence.forward(module, given["states"].x)
     given = type("Given", (), {"x": states()})()
-    assert record(drawn(OfObject()), {"states": given}).paths().by_length == [1, H]
+    assert record(module, {"states": given}).paths().by_length == [1, H]
 
 
 def test_an_error_of_the_watching_function_is_its_own():
