@@ -59,6 +59,7 @@ class Touched(Weighing):
         self.pooled: list[ReadCall] = []  # calls whose weights, without scores, change for all queries
         self.factors: list[Factor] = []
         self.of_depth: dict[int, list[tuple[ReadCall, Tensor, tuple]]] = {}
+        self.begun_anew: set[Visit] = set()  # submodules where the touch of a mixed state begins anew
         self.entered_at: list[list[int]] = []  # indices along the first axes at which a submodule's state was touched
 
     def enter(self, run: Visit, x: Tensor) -> None:
@@ -73,6 +74,7 @@ class Touched(Weighing):
         at = tuple(int(index) for index in torch.unravel_index((x - old).abs().nan_to_num().argmax(), x.shape))
         x.data.copy_(old)
         self._touch(x.data, at)
+        self.begun_anew.add(run)
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
@@ -150,6 +152,11 @@ class Touched(Weighing):
             self.factors.append(Factor(seen.call, tuple(p.shape), why))
         if why or (only_sure and not is_sure):
             return None
+        if in_window and not (tag.mixes or tag.pairs):
+            raise ConfigError(
+                f"{seen.call}: weighs windows of tokens with weights that no product of queries and keys made, so that "
+                "nothing shows whether it is attention or a dynamic convolution; give it weights of all tokens"
+            )
         queries = self._queries(product, old, tag, p, side)
         has_scores = product.is_kernel or tag.mixes
         is_pooling = not has_scores and p.shape[-2] > 1 and not is_partly(touched_at(p, p0, -2), p.shape[-2])

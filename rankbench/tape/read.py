@@ -323,7 +323,7 @@ def _mixing(plain: Plain, touched: Touched, states: Mapping[Visit, State]) -> tu
     mixing = []
     for run, state in states.items():
         other = touched.states.get(run)
-        if other is None or state.axes is None or other.left.shape != state.shape:
+        if other is None or state.axes is None or other.left.shape != state.shape or run in touched.begun_anew:
             continue
         for axis in state.axes.tokens:
             at, left = (touched_at(new, old, axis) for new, old in zip(other[:2], plain.states[run][:2], strict=True))

@@ -92,10 +92,10 @@ class Tag:
     product of queries and keys from which it came. logits: the softmax's input, masks included. form: the last
     function, softmax or elementwise, that made weights of scores; shares: exponentials over exponentials. factors: the
     two activations whose elementwise product it is. unshifted: what it was before the largest of each row was taken
-    off. depth: the largest number of attention calls in a row on the way to it. passed: the attention calls on the way
-    to it, a bit for each. unclear: the product of two activations from which it came, if nothing showed whether that
-    makes scores. counted: of whole numbers and truth values, what they would be as numbers of the activations that they
-    were made of.
+    off. pairs: whether sums of such products are in it, as scores of a query with the keys of its window are. depth:
+    the largest number of attention calls in a row on the way to it. passed: the attention calls on the way to it, a bit
+    for each. unclear: the product of two activations from which it came, if nothing showed whether that makes scores.
+    counted: of whole numbers and truth values, what they would be as numbers of the activations that they were made of.
     """
 
     kind: Kind
@@ -110,6 +110,7 @@ class Tag:
     form: str = ""
     factors: tuple[Tensor, Tensor] | None = None
     unshifted: Tensor | None = None
+    pairs: bool = False
     depth: int = 0
     passed: int = 0
     unclear: Call | None = None
@@ -148,8 +149,8 @@ def combined(tags: Sequence[Tag]) -> Tag:
     logits = next((tag.logits for tag in tags if tag.logits is not None), None)
     form = next((tag.form for tag in tags if tag.form), "")
     unclear = next((tag.unclear for tag in tags if tag.unclear is not None), None)
-    level = max(levels, default=Level.LINEAR)
-    return Tag(kind, level, scores=scores, logits=logits, form=form, unclear=unclear)
+    level, pairs = max(levels, default=Level.LINEAR), any(tag.pairs for tag in tags)
+    return Tag(kind, level, scores=scores, logits=logits, form=form, pairs=pairs, unclear=unclear)
 
 
 class AttentionCall(NamedTuple):

@@ -247,6 +247,19 @@ class SharedKeys(nn.Module):
         return mixed.flatten(2)
 
 
+class DynamicConvolution(nn.Module):
+    """Windows of three tokens, weighted by a softmax of what a convolution gives their middle one, as in ConvBERT."""
+
+    def __init__(self):
+        super().__init__()
+        self.convolution, self.weights = nn.Conv1d(D, D, 3, padding=1), nn.Linear(D, 3)
+
+    def forward(self, x):
+        windows_BNKD = F.pad(x, (0, 0, 1, 1)).unfold(1, 3, 1).mT
+        weights_BNK = self.weights(x * self.convolution(x.mT).mT).softmax(-1)
+        return (weights_BNK.flatten(0, 1)[:, None] @ windows_BNKD.flatten(0, 1)).view_as(x)
+
+
 class Twice(nn.Module):
     """Two versions of each sequence in one batch."""
 
@@ -316,6 +329,7 @@ REFUSED = {
         NOT_COVERED,
     ),
     "out=": (first(lambda q, k, v: torch.matmul(additive(q, k), v, out=torch.empty_like(v))), NOT_COVERED),
+    "a dynamic convolution": (lambda: around(DynamicConvolution()), "attention or a dynamic convolution"),
     "sorted by each head": (first(sorted_by_each_head), "reaches other windows in each head"),
     "heads among the queries": (lambda: drawn(Sequence(SharedKeys(False))), "are of one token"),
     "heads among the kernel's queries": (lambda: drawn(Sequence(SharedKeys(True))), "are of one token"),

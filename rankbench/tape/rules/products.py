@@ -76,9 +76,11 @@ def _sum(seen: Seen) -> Tag | None:
 
     def as_factor() -> Tag | None:
         if ways.scores is not None or tag.node is None:
-            return LINEAR_SUM(seen)
-        keepdim = bool(seen.get(2, "keepdim"))
-        return _with_frozen_side(seen, left, right, lambda a, b: (a * b).sum(axis, keepdim))
+            made = LINEAR_SUM(seen)
+        else:
+            keepdim = bool(seen.get(2, "keepdim"))
+            made = _with_frozen_side(seen, left, right, lambda a, b: (a * b).sum(axis, keepdim))
+        return made if made is None else replace(made, pairs=True)
 
     if ways == Ways():
         return as_factor()
