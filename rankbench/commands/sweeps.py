@@ -155,8 +155,9 @@ class Grid:
 
 
 def parsed(words: list[str]) -> list[Override]:
-    """The words as Hydra's overrides; glob(...) needs the Hydra that is initialised."""
-    return OverridesParser.create(GlobalHydra.instance().config_loader()).parse_overrides(words)
+    """The words as Hydra's overrides; glob(...) needs a Hydra that is initialised."""
+    running = GlobalHydra.instance()
+    return OverridesParser.create(running.config_loader() if running.is_initialized() else None).parse_overrides(words)
 
 
 def jobs_of(overrides: Sequence[Override]) -> list[list[str]]:
