@@ -152,11 +152,7 @@ class Touched(Weighing):
             self.factors.append(Factor(seen.call, tuple(p.shape), why))
         if why or (only_sure and not is_sure):
             return None
-        if in_window and not (tag.mixes or tag.pairs):
-            raise ConfigError(
-                f"{seen.call}: weighs windows of tokens with weights that no product of queries and keys made, so that "
-                "nothing shows whether it is attention or a dynamic convolution; give it weights of all tokens"
-            )
+        self._check_heads(product, old, tag, side, at, bool(in_window))
         queries = self._queries(product, old, tag, p, side)
         has_scores = product.is_kernel or tag.mixes
         is_pooling = not has_scores and p.shape[-2] > 1 and not is_partly(touched_at(p, p0, -2), p.shape[-2])
@@ -165,17 +161,9 @@ class Touched(Weighing):
         of_blocks = self._blocks(product, old, tag, p)
         if of_blocks is not None and v.dim() == p.dim():  # heads may choose their queries
             of_blocks = {axis: at_axis for axis, at_axis in of_blocks.items() if not are_heads(v, v0, axis)}
-        self._check_heads(product, old, weighted, side, at, v)
         to_touch = of_one_window(leads, p, p0, self.entered_at) if in_window else in_blocks(leads, of_blocks or {})
-        put_back(
-            first_of(seen.result),
-            old.result,
-            weighted.back,
-            (*p.shape[:-1], v.shape[-1]),
-            to_touch,
-            row,
-            self.way.scale,
-        )
+        shape = *p.shape[:-1], v.shape[-1]
+        put_back(first_of(seen.result), old.result, weighted.back, shape, to_touch, row, self.way.scale)
         moved = not torch.equal(p, p0)
         made_p = product.tensors[side]
         if not product.is_kernel and 0 not in made_p.stride():  # what is divided by its sums only afterwards
@@ -263,10 +251,19 @@ class Touched(Weighing):
         return kind, is_sure, why
 
     def _check_heads(
-        self, product: Product, old: Kept, weighted: Weighted, side: int, at: Sequence[int], v: Tensor
+        self, product: Product, old: Kept, tag: Tag, side: int, at: Sequence[int], in_window: bool
     ) -> None:
-        """ConfigError for heads that are no axis of P: they share it, or stand among its queries."""
-        moving, shape = self._rows_that_move(product, old, weighted, side, at), weighted.weights(*product.tensors).shape
+        """ConfigError for heads that are no axis of P (they share it, or stand among its queries), and for windows of
+        what may be a convolution."""
+        weighted = product.sides[side]
+        assert weighted is not None  # nobody asks for another side
+        shape, v = weighted.weights(*product.tensors).shape, weighted.values(*product.tensors)
+        moving = self._rows_that_move(product, old, weighted, side, at)
+        if in_window and not (tag.mixes or tag.pairs):
+            raise ConfigError(
+                f"{product.seen.call}: weighs windows of tokens with weights that no product of queries and keys made, "
+                "so that nothing shows whether it is attention or a dynamic convolution; give it weights of all tokens"
+            )
         if len(shape) == v.dim() and any(one == 1 < many for one, many in zip(shape[:-2], v.shape, strict=False)):
             raise ConfigError(
                 f"{product.seen.call}: one P of shape {tuple(shape)} for all values of shape {tuple(v.shape)}; write "
