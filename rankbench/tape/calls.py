@@ -87,7 +87,7 @@ def name_of_module(module: Callable) -> str:
     return type(module).__name__ if isinstance(module, nn.Module) else getattr(module, "__name__", str(module))
 
 
-def refuse_scripts(module: Callable) -> None:
+def refuse_unreadable(module: Callable) -> None:
     """ConfigError if a module or one of its submodules is TorchScript, or has no weights yet."""
     for name, submodule in module.named_modules() if isinstance(module, nn.Module) else ():
         if isinstance(submodule, torch.jit.ScriptModule):

@@ -86,9 +86,11 @@ class Placed(Touching):
         number, count = self.sequence
         flat = {(number * size + at, count * size) for at, size in places}
         flat |= {(at * count + number, size * count) for at, size in places}
-        alone = 0
+        apart = 0  # axes that hold the token or its sequence
         for axis, size in enumerate(leads.shape):
             found = {(index, size) for index in along(leads, axis).nonzero()[:, 0].tolist()}
             if size > 1 and 0 < len(found) <= len(marks):
-                alone += 2 if found <= flat else found <= places
-        return alone > 1
+                if found <= flat:
+                    return True
+                apart += found <= places
+        return apart > 1

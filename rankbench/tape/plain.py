@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rankbench.tape.calls import refuse_scripts, tensors_in
+from rankbench.tape.calls import refuse_unreadable, tensors_in
 from rankbench.tape.following import first_state, following
 from rankbench.tape.recording import Product, Recorder, Seen
 from rankbench.tape.replay import Call
@@ -77,7 +77,7 @@ class Plain(Recorder):
         """The module's result, with all states kept."""
         if not isinstance(self.module, nn.Module):
             return self.run(args, kwargs)
-        refuse_scripts(self.module)  # they take no hooks
+        refuse_unreadable(self.module)  # they take no hooks
 
         def begun(run: Visit, _: nn.Module, given: Any) -> None:
             if run.name in self.is_listed and (x := first_state(given)) is not None and x.dim() > 2:

@@ -27,7 +27,7 @@ from rankbench.tape.calls import (
     EXITS,
     name_of,
     out_of_place,
-    refuse_scripts,
+    refuse_unreadable,
     refuse_unseen,
     set_item,
     share_memory,
@@ -163,7 +163,7 @@ class Recorder(TorchFunctionMode):
         return args, kwargs
 
     def _tag_inputs(self, args: tuple, kwargs: dict) -> None:
-        refuse_scripts(self.module)
+        refuse_unreadable(self.module)
         for submodule in self.module.modules() if isinstance(self.module, nn.Module) else ():
             for tensor in tensors_in(vars(submodule)):  # also those that it holds without registering them
                 self.set_tag(tensor, Tag(Kind.WEIGHT))
