@@ -93,17 +93,22 @@ class Sets(Stream):
         else:
             self.train = self._drawn(seeds, self._size, "train")
             self.test = self.train if task.test_size is None else self._drawn(seeds, task.test_size, "test")
+        self._of_all = Batch(self.train.inputs.flatten(0, 1), self.train.targets.flatten(0, 1))
         self.batches_per_epoch = math.ceil(self._size / self.batch_size)
+
+    def keep(self, alive: list[int]) -> None:
+        super().keep(alive)
+        self._order = None
 
     def batch(self, step: int) -> Batch:
         """The step's piece of the epoch, for every seed that is kept, each in its own random order."""
         epoch, piece = divmod(step, self.batches_per_epoch)
         if self._order is None or self._order[0] != epoch:
-            generators = [generator_for(seed, "order", epoch) for seed in self.seeds]
-            orders = [torch.randperm(self._size, generator=generator) for generator in generators]
-            self._order = epoch, torch.stack(orders).to(self.machine.device, non_blocking=True)
-        rows_SB = self._order[1][self._alive_S, piece * self.batch_size : (piece + 1) * self.batch_size]
-        return self.train[self._alive_S[:, None], rows_SB]
+            order_of = [generator_for(self.seeds[index], "order", epoch) for index in self.alive]
+            rows = [torch.randperm(self._size, generator=generator) for generator in order_of]
+            first_S1 = self._size * torch.tensor(self.alive)[:, None]  # among the sequences of all seeds
+            self._order = epoch, (first_S1 + torch.stack(rows)).to(self.machine.device, non_blocking=True)
+        return self._of_all[self._order[1][:, piece * self.batch_size : (piece + 1) * self.batch_size]]
 
 
 class OneCorpus(Stream):
