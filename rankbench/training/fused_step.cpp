@@ -43,12 +43,13 @@ extern "C" void product(long M, long N, long K, const Matrix* a, const Matrix* b
     multiply(M, N, K, *a, *b, c, N, adds);
 }
 
-// Takes a step with every seed: weights and moments (S, num_weights); scores (S, 3). gradients: one row for each part of
+// Takes a step with every seed: weights and moments (S, num_weights); scores (3, S). To sums, (4, S), are added the mean
+// loss, the accuracy, the tokens, and 1 as long as the sum of losses is finite; null: there are none. gradients: one row for each part of
 // each seed, (parts, S, num_weights), of which those of the first part become the seed's; or only one for each thread, if
 // `of_threads`, which needs a rule and seeds that are not in parts. memory: for each thread. All rows begin at a multiple
 // of 64 bytes.
-extern "C" void step(const Network* network, const Batch* batch, const Rule* rule, real* weights, real* gradients,
-                     long of_threads, real* first, real* second, double* scores, real* memory) {
+extern "C" void step(const Network* network, const Batch* batch, const Rule* rule, long of_threads, real* weights,
+                     real* gradients, real* first, real* second, double* scores, double* sums, real* memory) {
     set_length(*batch);
     const long S = batch->num_seeds, parts = batch->num_parts, P = network->num_weights;
     std::vector<Seed> seeds;
@@ -74,7 +75,10 @@ extern "C" void step(const Network* network, const Batch* batch, const Rule* rul
         Score score = of_parts[seed];
         for (long part = 1; part < parts; part++)
             score.loss += of_parts[part * S + seed].loss, score.right += of_parts[part * S + seed].right;
-        scores[3 * seed] = score.loss, scores[3 * seed + 1] = score.right, scores[3 * seed + 2] = score.tokens;
+        scores[seed] = score.loss, scores[S + seed] = score.right, scores[2 * S + seed] = score.tokens;
+        if (!sums) continue;
+        sums[seed] += score.loss / score.tokens, sums[S + seed] += score.right / score.tokens;
+        sums[2 * S + seed] += score.tokens, sums[3 * S + seed] += sums[seed] < INFINITY;  // false for nan, which stays
     }
     if (parts == 1) return;
     constexpr long BLOCK = 1 << 14;  // weights that a thread takes at a time

@@ -9,7 +9,7 @@ Shapes: S seed, B batch, N token, D width, P all weights of a seed.
 import ctypes
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -84,6 +84,7 @@ def library_for(cfg: TrainConfig, task: Task, machine: Machine, length: int | No
     sizes |= {"HIDDEN": max(1, round(model.mlp_ratio * model.width))}
     compiled = library(SOURCE, sizes)
     compiled.memory_of_step.restype = ctypes.c_int64
+    compiled.step.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_int64] + [ctypes.c_void_p] * 7
     return compiled
 
 
@@ -144,6 +145,15 @@ class _Rule(ctypes.Structure):
     _fields_ += [("epsilon", ctypes.c_double), ("clip", ctypes.c_double)]
 
 
+class _Call(NamedTuple):
+    """What a call of the compiled step needs for batches of one shape. memory: of its threads."""
+
+    shape: torch.Size
+    compiled: ctypes.CDLL
+    batch: _Batch
+    memory: Tensor
+
+
 class FusedStep:
     """The step of stacked seeds. Their weights and moments lie in arrays (S, P), of which `parameters` and the
     optimiser's state are views. has_rule: whether it moves the weights, too. If not, an optimiser moves tensors of its
@@ -160,6 +170,8 @@ class FusedStep:
             self.num_weights += -(-parameter.numel() // ALIGNED) * ALIGNED
         self._attention = model.attentions[0]
         self._hidden_of: dict[int, Tensor | None] = {}  # by number of tokens
+        self._call: _Call | None = None  # the last one
+        self.rule = self._described_rule()
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         self.network = self._described(model, task)
 
@@ -198,6 +210,28 @@ class FusedStep:
             inverses=_address(inverses),
             is_relu=cfg.activation == "relu",
         )
+
+    def _described_rule(self) -> _Rule:
+        optimizer, clip = self.cfg.optimizer, self.cfg.trainer.clip
+        numbers = {name: getattr(optimizer, name) for name in ("weight_decay", "momentum", "beta1", "beta2")}
+        numbers |= {"epsilon": EPSILON, "clip": math.inf if clip is None else clip}
+        return _Rule(kind=RULES.get(optimizer.name, GRADIENTS), **numbers)
+
+    def _call_for(self, shape: torch.Size) -> "_Call":
+        """What a call needs for batches of inputs of this shape."""
+        num_seeds, num_sequences, num_tokens = shape[:3]
+        compiled, threads = self.compiled, self.machine.threads
+        if self.usual_length not in (None, num_tokens):  # of a plug-in's task
+            compiled = library_for(self.cfg, self.task, self.machine)
+        num_parts = max(1, min(threads // num_seeds, num_sequences))
+        num_threads = min(threads, num_seeds * num_parts)
+        tokens_at_a_time = TOKENS_AT_A_TIME if self.cfg.model.width < WIDE else IN_WIDE_NETWORKS
+        chunk = max(1, min(-(-num_sequences // num_parts), tokens_at_a_time // num_tokens))
+        keep = 1 - self.cfg.model.dropout
+        batch = _Batch(num_seeds, num_sequences, num_tokens, chunk, num_threads, num_parts)
+        batch.last_kept, batch.kept_scale = largest_kept_bits(keep), 1 / keep
+        needed = compiled.memory_of_step(ctypes.byref(self.network), ctypes.byref(batch))
+        return _Call(shape, compiled, batch, self.weights_SP.new_empty(num_threads * needed))
 
     def _hidden(self, num_tokens: int) -> Tensor | None:
         """0, or -infinity for a key that the query does not see, (N, N); None if all are seen. ConfigError for more
@@ -280,50 +314,39 @@ class FusedStep:
             for state in states:
                 state["step"] = self.count
 
-    def update(self, batch: Batch, streams_S2: Tensor | None, rate: float) -> Score:
-        """Take a step with every seed, each on its own sequences. streams_S2: of dropout's bits; None: no dropout."""
+    def update(self, batch: Batch, streams_S2: Tensor | None, rate: float, sums_4S: Tensor) -> None:
+        """Take a step with every seed, each on its own sequences, and add its scores to the sums: mean loss, accuracy,
+        tokens, and 1 as long as the sum of losses is finite. streams_S2: of dropout's bits; None: no dropout."""
         self.count += 1
-        optimizer, clip = self.cfg.optimizer, self.cfg.trainer.clip
-        numbers = {name: getattr(optimizer, name) for name in ("weight_decay", "momentum", "beta1", "beta2")}
-        numbers |= {"rate": rate, "epsilon": EPSILON, "clip": math.inf if clip is None else clip}
-        rule = _Rule(kind=RULES[optimizer.name], count=int(self.count), **numbers)
-        return self._run(batch, streams_S2, rule)[0]
+        self.rule.count, self.rule.rate = int(self.count), rate
+        self._run(batch, streams_S2, self.rule, sums_4S)
 
     def gradients(self, batch: Batch, streams_S2: Tensor | None) -> tuple[Score, tuple[Tensor, ...]]:
         """Scores of every seed on a batch, and the gradients of its mean loss, each (S, ...)."""
         if not self.has_rule:
             self._copy(self.parameters, self.views(self.weights_SP))
-        scores, gradients_SP = self._run(batch, streams_S2, _Rule())
+        scores, gradients_SP = self._run(batch, streams_S2, _Rule(), None)
         return scores, tuple(self.views(gradients_SP).values())
 
-    def _run(self, batch: Batch, streams_S2: Tensor | None, rule: _Rule) -> tuple[Score, Tensor]:
+    def _run(
+        self, batch: Batch, streams_S2: Tensor | None, rule: _Rule, sums_4S: Tensor | None
+    ) -> tuple[Score, Tensor]:
         """Scores of every seed; the gradients (S, P) come first in the tensor of those of its parts, or are lost if
         there is a rule."""
         inputs, targets = batch.inputs.contiguous(), batch.targets.contiguous()
-        num_seeds, num_sequences, num_tokens = inputs.shape[:3]
-        compiled = self.compiled
-        if self.usual_length not in (None, num_tokens):  # of a plug-in's task
-            compiled = library_for(self.cfg, self.task, self.machine)
-        num_parts = max(1, min(self.machine.threads // num_seeds, num_sequences))
-        num_threads = min(self.machine.threads, num_seeds * num_parts)
-        tokens_at_a_time = TOKENS_AT_A_TIME if self.cfg.model.width < WIDE else IN_WIDE_NETWORKS
-        chunk = max(1, min(-(-num_sequences // num_parts), tokens_at_a_time // num_tokens))
-        keep = 1 - self.cfg.model.dropout
-        described = _Batch(
-            *(num_seeds, num_sequences, num_tokens, chunk, num_threads, num_parts),
-            *(_address(inputs), _address(targets), _address(streams_S2), largest_kept_bits(keep), 1 / keep),
-        )
-        self.network.hidden_NM = _address(self._hidden(num_tokens))
-        needed = compiled.memory_of_step(ctypes.byref(self.network), ctypes.byref(described))
-        memory = self.weights_SP.new_empty(num_threads * needed)
+        if self._call is None or self._call.shape != inputs.shape:
+            self._call = self._call_for(inputs.shape)
+        _, compiled, described, memory = self._call
+        described.inputs, described.targets, described.streams = map(_address, (inputs, targets, streams_S2))
+        self.network.hidden_NM = _address(self._hidden(described.num_tokens))
+        num_seeds, num_parts, num_threads = described.num_seeds, described.num_parts, described.num_threads
         of_threads = rule.kind != GRADIENTS and num_parts == 1  # a thread's next seed takes the place of the last one
         gradients = self.weights_SP.new_empty(num_threads if of_threads else num_parts * num_seeds, self.num_weights)
-        scores_S3 = torch.empty(num_seeds, 3, dtype=torch.float64)
-        arrays = [self.weights_SP, gradients, *self.moments.values(), None, None][:4]
-        pointers = [ctypes.c_void_p(_address(array)) for array in (*arrays, scores_S3, memory)]
-        structures = (ctypes.byref(part) for part in (self.network, described, rule))
-        compiled.step(*structures, *pointers[:2], ctypes.c_int64(of_threads), *pointers[2:])
-        return Score(*scores_S3.T), gradients[:num_seeds]
+        scores_3S = torch.empty(3, num_seeds, dtype=torch.float64)
+        first, second = [*self.moments.values(), None, None][:2]
+        arrays = map(_address, (self.weights_SP, gradients, first, second, scores_3S, sums_4S, memory))
+        compiled.step(*map(ctypes.byref, (self.network, described, rule)), of_threads, *arrays)
+        return Score(*scores_3S), gradients[:num_seeds]
 
 
 def _address(numbers: Tensor | None) -> int | None:

@@ -91,15 +91,15 @@ class Training:
         if self.fused is not None:
             self.fused.adopt_state(self.optimizer)
         self.data.keep(self.progress.training)
-        zeros = torch.zeros(len(self.progress.training), dtype=torch.float64, device=self.machine.device)
-        self.sums: dict[str, Any] = {key: zeros.clone() for key in SUMS}
+        num_seeds = len(self.progress.training)
+        self.sums_4S = torch.zeros(len(SUMS), num_seeds, dtype=torch.float64, device=self.machine.device)
+        self.sums: dict[str, Any] = dict(zip(SUMS, self.sums_4S, strict=True))
         if self.graphs is not None:  # of the parameters and sums until now
             self.graphs.forget()
         self._forget()
 
     def _forget(self) -> None:
-        for key in SUMS:
-            self.sums[key].zero_()
+        self.sums_4S.zero_()
         self.sums |= {"steps": 0, "seconds": 0.0}
         self._since = time.perf_counter()
 
@@ -146,7 +146,7 @@ class Training:
         cfg = self.cfg
         if self.fused is not None and self.fused.has_rule:
             assert isinstance(rate, float)
-            scores = self.fused.update(batch, streams_S2, rate)
+            self.fused.update(batch, streams_S2, rate, self.sums_4S)
         else:
             scores, gradients = self._scores_and_gradients(batch, streams_S2)
             if cfg.trainer.clip is not None:
@@ -158,14 +158,14 @@ class Training:
             self.optimizer.step()
             if self.graphs is not None:  # a graph's gradients leave their memory to the next graph's
                 self.optimizer.zero_grad()
+            self.sums["loss"] += scores.mean_loss
+            self.sums["accuracy"] += scores.accuracy
+            self.sums["tokens"] += scores.tokens
+            # once nan or infinite, a sum stays so
+            self.sums["finite"] += self.sums["loss"] < math.inf
         if cfg.optimizer.cap is not None:
             for name, rows in self.matrices.items():
                 cap_singular_values(self.parameters[name], rows, cfg.optimizer.cap)
-        self.sums["loss"] += scores.mean_loss
-        self.sums["accuracy"] += scores.accuracy
-        self.sums["tokens"] += scores.tokens
-        # once nan or infinite, a sum stays so
-        self.sums["finite"] += self.sums["loss"] < math.inf
 
     def gradients(self, batch: Batch) -> tuple[Score, tuple[Tensor, ...]]:
         """Scores of every seed on a batch, and the gradients of its mean loss, each (S, ...)."""
@@ -372,7 +372,8 @@ class Training:
         own_sums = {key: tensors[f"sums/{key}"].to(self.machine.device) for key in SUMS}
         if alive:
             check_shapes(own_sums, dict.fromkeys(own_sums, (len(alive),)))
-        self.sums = {**own_sums, **sums}
+            self.sums_4S.copy_(torch.stack(list(own_sums.values())))
+        self.sums |= sums
 
     def summary(self, status: str) -> dict:
         """Contents of summary.json."""
