@@ -240,7 +240,7 @@ class Touched(Weighing):
             why = "both factors are tokens, as keys and values are in k^T v"
         elif is_softmax and not has_scores and not moves_with(p, p0, leads):
             why = OF_ITSELF
-        elif is_softmax and not has_scores and self._is_pooled(product.tensors[1 - side], v.shape[-2]):
+        elif is_softmax and not has_scores and self._is_pooled(product, side, v.shape[-2]):
             why = "sums over what weights without scores pooled, as channels of keys or slots of experts are"
         elif kind == "exp" and bool((p0 < 0).any()):
             why = "scores times exponentials, as the decays of a scan are"
@@ -291,11 +291,12 @@ class Touched(Weighing):
             for call, shape, why in self.factors
         )
 
-    def _is_pooled(self, v: Tensor, size: int) -> bool:
-        """Whether the values are what weights without scores pooled last, a row for each of their channels."""
-        tag = self.tag(v)
+    def _is_pooled(self, product: Product, side: int, size: int) -> bool:
+        """Whether the values are what weights without scores pooled last, a row for each of their channels. They are
+        tokens if their own weights are made of them, as where learned queries read what others have read."""
+        p, v = self.tag(product.tensors[side]), self.tag(product.tensors[1 - side])
         return any(
-            tag.passed >> call.number & 1 and tag.depth == call.depth and size == call.num_queries
+            (v.passed & ~p.passed) >> call.number & 1 and v.depth == call.depth and size == call.num_queries
             for call in self.pooled
         )
 
