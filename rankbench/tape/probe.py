@@ -54,6 +54,7 @@ class Touched(Weighing):
         self.roles: dict[Site, Verdict] = {}
         self.scores: dict[Site | None, list[list[int]]] = {}  # of products of queries and keys: those touched
         # of queries of this shape: the touched indices along axes that are touched in part
+        self.scored_by: dict[int, Site | None] = {}  # of attention calls: their product of queries and keys
         self.parts: dict[tuple[Site | None, torch.Size], dict[int, list[int]]] = {}
         self.rows: dict[Site, list[int]] = {}  # touched queries, of weights that no product of queries and keys made
         self.pooled: list[ReadCall] = []  # calls whose weights, without scores, change for all queries
@@ -83,6 +84,7 @@ class Touched(Weighing):
         old = self.base.kept.get(key) if self.way.scale else Kept(product.tensors, first_of(product.seen.result), ())
         if old is None or [x.shape for x in old.tensors] != [x.shape for x in product.tensors]:
             raise Changed(product.seen.call)
+        self._check_parts_of_a_softmax(product)
         unclear = next((tag.unclear for x in product.tensors if (tag := self.tag(x)).unclear is not None), None)
         if unclear is not None and all(map(is_spread, product.tensors, old.tensors)):
             raise _unreadable(unclear)
@@ -183,6 +185,7 @@ class Touched(Weighing):
         if is_pooling:
             self.pooled.append(call)
         return Verdict(Role.ATTENTION, side)
+        self.scored_by[call.number] = None if tag.scores is None else tag.scores.key
 
     def _weights_or_logits(self, product: Product, old: Kept, weighted: Weighted, side: int) -> tuple[Tensor, Tensor]:
         """P in the touched pass and in the plain one; if a softmax made it, its logits, which move with the touch where
@@ -278,6 +281,19 @@ class Touched(Weighing):
     def _rows_that_move(self, product: Product, old: Kept, weighted: Weighted, side: int, at: Sequence[int]) -> Tensor:
         """The queries that move, (*lead, N): those whose weights change at keys that are not touched."""
         if product.is_kernel and product.to_scores is not None:
+    def _check_parts_of_a_softmax(self, product: Product) -> None:
+        """ConfigError for what attention has read, weighted by numbers of its own scores, one row for each query: a
+        softmax in parts, which the sums of their exponentials merge."""
+        for side, weighted in enumerate(product.sides if not product.is_kernel else ()):
+            scores, passed = self.tag(product.tensors[side]).scores, self.tag(product.tensors[1 - side]).passed
+            calls = [number for number, key in self.scored_by.items() if scores is not None and key == scores.key]
+            is_one_row = weighted is not None and weighted.weights(*product.tensors).shape[-2] == 1
+            if is_one_row and any(passed >> number & 1 for number in calls):
+                raise ConfigError(
+                    f"{product.seen.call}: merges what attention read from parts of the keys by weights of the same "
+                    "scores, so that the heads of one softmax would count once for each part; give all keys to one call"
+                )
+
             q, q0 = (product.to_scores(*tensors)[0] for tensors in (product.tensors, old.tensors))
             return changed_numbers(q, q0).any(-1)
         p, p0 = self._weights_or_logits(product, old, weighted, side)

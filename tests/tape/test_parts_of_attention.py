@@ -1,14 +1,18 @@
-"""Attention by learned queries in a row.
+"""Attention by learned queries in a row, and one softmax in parts.
 
 Shapes: B sequence, N query token, D width, H head, K head width.
 """
 
 import pytest
 import torch
-from networks_of_others import Attention, D, by_einsum, by_kernel, drawn, states, written_out
+from networks_of_others import MLP, Attention, D, Sequence, by_einsum, by_kernel, drawn, states, written_out
+from refusals import refusal
 from torch import nn
 
 from rankbench.tape import record
+
+# --- learned queries that read what learned queries have read ---------------------------------------------------------
+
 
 class Learned(nn.Module):
     """Learned tokens read the states, and stand for them from here on."""
@@ -33,3 +37,42 @@ def test_learned_queries_in_a_row_are_read_as_the_kernel_is(mix, numbers):
     assert tape.paths().by_length == same.paths().by_length == [2**length for length in range(len(numbers) + 1)]
     for got_BND, wanted_BND in zip(tape.sums().by_length_KBND, same.sums().by_length_KBND, strict=True):
         torch.testing.assert_close(got_BND, wanted_BND)
+
+
+# --- one softmax in parts ---------------------------------------------------------------------------------------------
+
+
+def merged(merge, keys):
+    """Attention of parts of so many keys, whose results are merged."""
+
+    def mix(q, k, v, _):
+        scores = [q @ part.mT / q.shape[-1] ** 0.5 for part in k.split(keys, 2)]
+        read = [each.softmax(-1) @ part for each, part in zip(scores, v.split(keys, 2), strict=True)]
+        return merge(torch.stack([each.logsumexp(-1) for each in scores], -1), torch.stack(read, -2))
+
+    return mix
+
+
+# sums of exponentials (B, H, N, parts) and what was read (B, H, N, parts, K)
+MERGES = {
+    "a softmax and matrices": lambda sums, read: (sums.softmax(-1)[..., None, :] @ read).squeeze(-2),
+    "a softmax, product and sum": lambda sums, read: (sums.softmax(-1)[..., None] * read).sum(-2),
+    "exponentials": lambda sums, read: ((sums - sums.logsumexp(-1, True)).exp()[..., None] * read).sum(-2),
+    "einsum": lambda sums, read: torch.einsum("bhnp,bhnpk->bhnk", sums.softmax(-1), read),
+}
+
+
+@pytest.mark.parametrize("name", MERGES)
+@pytest.mark.parametrize("keys", [2, 3, 4, 6])
+def test_a_softmax_in_parts_is_refused(name, keys):
+    module = drawn(Sequence(Attention(merged(MERGES[name], keys)), MLP(), Attention(written_out)))
+    assert "weights of the same scores" in refusal(lambda: record(module, states()))
+
+
+def test_parts_that_are_merged_one_by_one_are_refused_where_they_are_merged():
+    def one_by_one(sums, read):
+        weights = (sums - sums.logsumexp(-1, True)).exp()
+        return sum(w[..., None] * x for w, x in zip(weights.unbind(-1), read.unbind(-2), strict=True))
+
+    module = drawn(Sequence(Attention(merged(one_by_one, 4)), MLP(), Attention(written_out)))
+    assert "mul in parts.0: not covered" in refusal(lambda: record(module, states()).paths())

@@ -105,7 +105,8 @@ def _scaled(seen: Seen, x: Any, factor: Any, side: str) -> Tag:
         return replace(seen.value_only([carried, other], Level.SOFTMAX), form="shares", logits=carried.logits)
     mixed = other.mixes and side != "divisor"  # P v, written as a product and a sum: its heads are not known
     if mixed or carried.opaque is not None or (carried.node is None and other.has_paths):
-        tag = seen.value_only([carried, other], Level.GATED)
+        first = replace(carried, opaque=carried.opaque or seen.call) if carried.node is not None else carried
+        tag = seen.value_only([first, other], Level.GATED)
         for whole, of_whole, share in ((x, carried, factor), (factor, other, x)):
             if isinstance(whole, Tensor) and isinstance(share, Tensor) and share.shape[-1:] == (1,) != whole.shape[-1:]:
                 tag.level = max(Level.GATED, of_whole.level)  # a router's softmax makes no weights of what it scales
