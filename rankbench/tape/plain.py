@@ -56,6 +56,7 @@ class Plain(Recorder):
     def __init__(self, module: Callable, submodule: str | None = None) -> None:
         super().__init__(module, RULES, wanted={0})  # no node has the number 0: nothing is kept
         self.kept: dict[Site, Kept] = {}
+        self.compared: dict[int, list[Tensor]] = {}  # by call: activations of which whole numbers were made
         self.weighed: dict[Call, tuple[Tensor, Tensor]] = {}
         self.sizes: list[Size] = []
         self.states: dict[Visit, Passage] = {}
@@ -100,6 +101,9 @@ class Plain(Recorder):
     def __torch_function__(self, func: Callable, types: tuple, args: tuple = (), kwargs: dict | None = None) -> Any:
         before = self.num_calls
         result = super().__torch_function__(func, types, args, kwargs)
+        made = tensors_in(result)
+        if self.num_calls > before and any(self.tags[y].counted is not None for y in made if y in self.tags):
+            self.compares([x for x in tensors_in([args, kwargs]) if x.is_floating_point()], made)
         x = result if isinstance(result, Tensor) else next(iter(tensors_in(result)), None)
         is_made = "empty" not in self.call.function  # else whatever was in memory
         if (
@@ -115,6 +119,10 @@ class Plain(Recorder):
             size = torch.linalg.vector_norm(numbers, 1, dtype=torch.float64)
             self.sizes.append(Size(self.call, numbers.sum(dtype=torch.float64), size, torch.finfo(x.dtype).eps))
         return result
+
+    def compares(self, given: list[Tensor], made: list[Tensor]) -> None:
+        """Called with what a call read and made, if it made whole numbers or truth values of activations."""
+        self.compared[self.call.index] = [x.clone() for x in given]
 
     def verdict(self, product: Product) -> Verdict:
         factors = () if product.is_kernel else product.tensors

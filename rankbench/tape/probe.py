@@ -52,12 +52,9 @@ class Touched(Weighing):
     ) -> None:
         super().__init__(module, submodule, base, way, sequences)
         self.roles: dict[Site, Verdict] = {}
-        self.scores: dict[Site | None, list[list[int]]] = {}  # of products of queries and keys: those touched
-        # of queries of this shape: the touched indices along axes that are touched in part
-        self.scored_by: dict[int, Site | None] = {}  # of attention calls: their product of queries and keys
-        self.parts: dict[tuple[Site | None, torch.Size], dict[int, list[int]]] = {}
         self.rows: dict[Site, list[int]] = {}  # touched queries, of weights that no product of queries and keys made
         self.pooled: list[ReadCall] = []  # calls whose weights, without scores, change for all queries
+        self.scored_by: dict[int, Site | None] = {}  # of attention calls: their product of queries and keys
         self.factors: list[Factor] = []
         self.of_depth: dict[int, list[tuple[ReadCall, Tensor, tuple]]] = {}
         self.begun_anew: set[Visit] = set()  # submodules where the touch of a mixed state begins anew
@@ -84,10 +81,10 @@ class Touched(Weighing):
         old = self.base.kept.get(key) if self.way.scale else Kept(product.tensors, first_of(product.seen.result), ())
         if old is None or [x.shape for x in old.tensors] != [x.shape for x in product.tensors]:
             raise Changed(product.seen.call)
-        self._check_parts_of_a_softmax(product)
         unclear = next((tag.unclear for x in product.tensors if (tag := self.tag(x)).unclear is not None), None)
         if unclear is not None and all(map(is_spread, product.tensors, old.tensors)):
             raise _unreadable(unclear)
+        self._check_parts_of_a_softmax(product)
         verdict = None
         if product.by_tags.role == Role.ATTENTION:
             verdict = self._attention(product, old, key, product.by_tags.side)
@@ -160,10 +157,13 @@ class Touched(Weighing):
         is_pooling = not has_scores and p.shape[-2] > 1 and not is_partly(touched_at(p, p0, -2), p.shape[-2])
         # queries that no input reaches are tokens of their own, from here on touched where no input is
         row = 0 if queries == [] else p.shape[-2] - 1 if queries is None else queries[-1]
-        of_blocks = self._blocks(product, old, tag, p)
+        of_blocks = self._blocks(product, old, side, p)
         if of_blocks is not None and v.dim() == p.dim():  # heads may choose their queries
             of_blocks = {axis: at_axis for axis, at_axis in of_blocks.items() if not are_heads(v, v0, axis)}
-        to_touch = of_one_window(leads, p, p0, self.entered_at) if in_window else in_blocks(leads, of_blocks or {})
+        if in_window and not of_blocks:
+            to_touch = of_one_window(leads, p, p0, self.entered_at)
+        else:
+            to_touch = in_blocks(leads, of_blocks or {})
         shape = *p.shape[:-1], v.shape[-1]
         put_back(first_of(seen.result), old.result, weighted.back, shape, to_touch, row, self.way.scale)
         moved = not torch.equal(p, p0)
@@ -181,11 +181,14 @@ class Touched(Weighing):
             hidden_keys(lead.split(p0), logits, is_cross), self.depth + 1, tuple(self.stack),
             p0.sum(-1).mean().item(), tuple(at), None if queries is None else tuple(queries), self.num_attention + 1,
         )  # fmt: skip
+        if self.leaves_rows(call):  # one query with keys of its own
+            for read in frozenset().union(*(self.tag(x).taken for x in product.tensors)):
+                self.chosen.pop(read, None)
         self.calls.append(self._with_twin(call, p0, self._makers(product, side), moved))
+        self.scored_by[call.number] = None if tag.scores is None else tag.scores.key
         if is_pooling:
             self.pooled.append(call)
         return Verdict(Role.ATTENTION, side)
-        self.scored_by[call.number] = None if tag.scores is None else tag.scores.key
 
     def _weights_or_logits(self, product: Product, old: Kept, weighted: Weighted, side: int) -> tuple[Tensor, Tensor]:
         """P in the touched pass and in the plain one; if a softmax made it, its logits, which move with the touch where
@@ -235,7 +238,7 @@ class Touched(Weighing):
             is_sure = False
             if not (has_softmax and has_scores and others < 2):
                 why = "sums over an axis that does not count tokens"
-        elif not has_scores and self.holds_one_token(leads):
+        elif not (has_scores or self.tag(product.tensors[1 - side]).taken) and self.holds_one_token(leads):
             why = "sums over something else than tokens, for each token by itself"
         elif not (has_softmax or has_scores or is_written_out):
             why = "neither a softmax nor scores made its weights"
@@ -278,9 +281,6 @@ class Touched(Weighing):
                 "among the queries; give heads an axis of their own"
             )
 
-    def _rows_that_move(self, product: Product, old: Kept, weighted: Weighted, side: int, at: Sequence[int]) -> Tensor:
-        """The queries that move, (*lead, N): those whose weights change at keys that are not touched."""
-        if product.is_kernel and product.to_scores is not None:
     def _check_parts_of_a_softmax(self, product: Product) -> None:
         """ConfigError for what attention has read, weighted by numbers of its own scores, one row for each query: a
         softmax in parts, which the sums of their exponentials merge."""
@@ -294,6 +294,9 @@ class Touched(Weighing):
                     "scores, so that the heads of one softmax would count once for each part; give all keys to one call"
                 )
 
+    def _rows_that_move(self, product: Product, old: Kept, weighted: Weighted, side: int, at: Sequence[int]) -> Tensor:
+        """The queries that move, (*lead, N): those whose weights change at keys that are not touched."""
+        if product.is_kernel and product.to_scores is not None:
             q, q0 = (product.to_scores(*tensors)[0] for tensors in (product.tensors, old.tensors))
             return changed_numbers(q, q0).any(-1)
         p, p0 = self._weights_or_logits(product, old, weighted, side)
@@ -336,12 +339,14 @@ class Touched(Weighing):
             return None
         return touched[side] if (scores.queries, scores.keys)[side].shape[-2] == p.shape[-2] else None
 
-    def _blocks(self, product: Product, old: Kept, tag: Tag, p: Tensor) -> dict[int, list[int]] | None:
+    def _blocks(self, product: Product, old: Kept, side: int, p: Tensor) -> dict[int, list[int]] | None:
         """The touched indices along leading axes along which queries are touched in part; None: not known."""
         if product.is_kernel and product.to_scores is not None:
             q, q0 = product.to_scores(*product.tensors)[0], product.to_scores(*old.tensors)[0]
             return touched_in_part(q, q0) if q.shape[:-1] == p.shape[:-1] and not torch.equal(q, q0) else None
-        return None if tag.scores is None else self.parts.get((tag.scores.key, p.shape[:-1]))
+        if product.is_kernel:
+            return None
+        return self.parts_of(product.tensors[side], product.tensors[1 - side], p.shape[:-1])
 
     def _makers(self, product: Product, side: int) -> tuple:
         """What P is made from: the same for two calls with one P."""

@@ -329,6 +329,7 @@ def _mixing(plain: Plain, touched: Touched, states: Mapping[Visit, State]) -> tu
             at, left = (touched_at(new, old, axis) for new, old in zip(other[:2], plain.states[run][:2], strict=True))
             if is_partly(at, state.shape[axis]) and set(left) - set(at):
                 mixing.append(run.name)
+    mixing += [call.module or "the module itself" for call in sorted(touched.chosen)]
     names = dict.fromkeys(mixing)
     return tuple(name for name in names if not any(inner.startswith(f"{name}.") for inner in names))
 

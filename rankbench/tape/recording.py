@@ -22,7 +22,6 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from rankbench.config.keys import ConfigError
 from rankbench.tape.calls import (
-    CASTS,
     DESCRIBES,
     EXITS,
     name_of,
@@ -237,6 +236,11 @@ class Recorder(TorchFunctionMode):
     def weighs(self, seen: Seen, p: Tensor, v: Tensor) -> None:
         """Called with an elementwise product of activations of which a softmax made p."""
 
+    def takes(self, seen: Seen, x: Tensor, function: Callable[[Tensor], Tensor]) -> bool:
+        """Whether a function takes numbers of x by indices that were chosen by comparing tokens."""
+        given = map(self.tag, tensors_in([seen.args, seen.kwargs]))
+        return any(tag.counted is not None and tag.counted.mixes for tag in given)
+
     def embedded(self, seen: Seen) -> Tag:
         """The tag of rows that an embedding looked up; with begin="inputs", paths begin at those of the inputs."""
         tokens = [x for x in tensors_in([seen.args, seen.kwargs]) if not x.is_floating_point() and self.tokens.hold(x)]
@@ -329,7 +333,7 @@ class Recorder(TorchFunctionMode):
             if any(tag.level == Level.SOFTMAX for tag in tags) and sum(tag.kind == Kind.ACTIVATION for tag in tags) > 1:
                 self.uncovered.append(call)
             new = self.value_only(call, tags)
-        new = self._as_numbers(call, name, tags, new)
+        new = self._as_numbers(call, tags, new, output)
         is_attention = self.num_attention > num_before
         passed = reduce(or_, (tag.passed for tag in tags), is_attention << self.num_attention)
         self._tag_results(call, output, new, self.depth + is_attention, passed, tags)
@@ -349,11 +353,14 @@ class Recorder(TorchFunctionMode):
             new = self.rules["setitem"](seen) or self.value_only(call, [self.tag(old), self.tag(part)])
             self._tag_results(call, x, new, self.tag(part).depth, self.tag(old).passed | self.tag(part).passed)
 
-    def _as_numbers(self, call: Call, name: str, tags: list[Tag], new: Tag | Sequence[Tag]) -> Tag | Sequence[Tag]:
-        """What whole numbers or truth values made: no constant if they came from scores, or are cast."""
+    def _as_numbers(self, call: Call, tags: list[Tag], new: Tag | Sequence[Tag], output: Any) -> Tag | Sequence[Tag]:
+        """What is made of whole numbers or truth values that activations made: no constant, if it is of floats, unless
+        all are 0, as where experts have not yet written."""
         counted = [tag.counted for tag in tags if tag.counted is not None]
         is_constant = isinstance(new, Tag) and new.kind != Kind.ACTIVATION
-        is_state = is_constant and counted and (name in CASTS or any(tag.mixes for tag in counted))
+        is_state = (
+            is_constant and counted and isinstance(output, Tensor) and output.is_floating_point() and output.any()
+        )
         return self.value_only(call, counted) if is_state else new
 
     def _tag_results(

@@ -96,6 +96,7 @@ class Tag:
     the largest number of attention calls in a row on the way to it. passed: the attention calls on the way to it, a bit
     for each. unclear: the product of two activations from which it came, if nothing showed whether that makes scores.
     counted: of whole numbers and truth values, what they would be as numbers of the activations that they were made of.
+    taken: the calls that took tokens by comparing them with others, and that no attention has read since.
     """
 
     kind: Kind
@@ -115,6 +116,7 @@ class Tag:
     passed: int = 0
     unclear: Call | None = None
     counted: "Tag | None" = None
+    taken: frozenset[Call] = frozenset()
     version: int = 0
 
     @property
@@ -150,7 +152,8 @@ def combined(tags: Sequence[Tag]) -> Tag:
     form = next((tag.form for tag in tags if tag.form), "")
     unclear = next((tag.unclear for tag in tags if tag.unclear is not None), None)
     level, pairs = max(levels, default=Level.LINEAR), any(tag.pairs for tag in tags)
-    return Tag(kind, level, scores=scores, logits=logits, form=form, pairs=pairs, unclear=unclear)
+    taken = frozenset().union(*(tag.taken for tag in tags))
+    return Tag(kind, level, scores=scores, logits=logits, form=form, pairs=pairs, unclear=unclear, taken=taken)
 
 
 class AttentionCall(NamedTuple):

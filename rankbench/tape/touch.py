@@ -64,12 +64,14 @@ def of_one_window(leads: Tensor, p: Tensor, p0: Tensor, tokens: Sequence[Sequenc
 
 
 def in_blocks(leads: Tensor, of_blocks: Mapping[int, Sequence[int]]) -> Tensor:
-    """The touched leading indices of P that are among these along each of these axes; all of them if none is."""
-    chosen = torch.ones_like(leads)
+    """The touched leading indices of P that are among these along each of these axes; if none is, these along each such
+    axis, wherever the others are touched."""
+    chosen, reached = torch.ones_like(leads), leads
     for axis, at in of_blocks.items():
         others = [index for index in range(leads.shape[axis]) if index not in at]
         chosen.movedim(axis, 0)[others] = False
-    return leads & chosen if (leads & chosen).any() else leads
+        reached = reached.any(axis, keepdim=True)
+    return leads & chosen if (leads & chosen).any() else reached & chosen
 
 
 def changed_at(new: Tensor, old: Tensor, axis: int) -> list[int]:
@@ -158,6 +160,18 @@ def paired_rows(p: Tensor, p0: Tensor, at: Sequence[int]) -> list[int]:
     columns = [query for query in range(p.shape[-2]) if query not in rows]
     is_cross = at and rows and columns and others and changed[columns][:, list(at)].any()
     return rows if is_cross and is_partly(rows, p.shape[-2]) else []
+
+
+def touched_pairs(new: Tensor, old: Tensor) -> list[list[int]]:
+    """The touched rows and columns, of numbers of pairs of tokens, as distances are: they change in the row and in the
+    column of the touched token, and nowhere else. [] for other numbers."""
+    if new.dim() < 2:
+        return []
+    found = changed_numbers(new, old)[None].flatten(0, -3).any(0)
+    rows, columns = ((found.double().mean(axis) > 0.5).nonzero()[:, 0].tolist() for axis in (1, 0))
+    found[rows] = found[:, columns] = False
+    are_few = all(is_partly(at, size) for at, size in zip((rows, columns), found.shape, strict=True))
+    return [rows, columns] if are_few and not found.any() else []
 
 
 def of_all_heads(leads: Tensor, sequence: tuple[int, int]) -> Tensor:

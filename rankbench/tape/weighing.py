@@ -9,21 +9,20 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from rankbench.config.keys import ConfigError
 from rankbench.tape.calls import DESCRIBES, name_of, tensors_in
+from rankbench.tape.choosing import Choosing
 from rankbench.tape.marks import Way
-from rankbench.tape.places import Placed
 from rankbench.tape.plain import Plain
 from rankbench.tape.recording import Seen
 from rankbench.tape.touch import changed_at, is_partly, touched_at
 
 
-class Weighing(Placed):
+class Weighing(Choosing):
     """A touched pass, compared with the plain one."""
 
     def __init__(
         self, module: Callable, submodule: str | None, base: Plain, way: Way, sequences: Mapping[int, int]
     ) -> None:
-        super().__init__(module, submodule, way, sequences)
-        self.base = base
+        super().__init__(module, submodule, base, way, sequences)
         self.unsummed = WeakTensorKeyDictionary()  # weighted states, before they are summed: the call
 
     def weighs(self, seen: Seen, p: Tensor, v: Tensor) -> None:

@@ -60,6 +60,14 @@ WEIGHTS = {
     "softmax of distances": (lambda q, k: (-distances(q, k)).softmax(-1), "softmax"),
     "softmax that no change moves": (lambda q, k: (-1e4 * distances(q, k)).softmax(-1), "softmax"),
     "masked softmax of distances": (lambda q, k: (CAUSAL - 1e4 * distances(q, k)).softmax(-1), "softmax"),
+    "the three nearest": (
+        lambda q, k: (distances(q, k) <= distances(q, k).kthvalue(3, -1, keepdim=True).values).to(q.dtype) / 3,
+        "le",
+    ),
+    "indices of the three nearest": (
+        lambda q, k: torch.zeros_like(scores_of(q, k)).scatter(-1, (-torch.cdist(q, k)).topk(3).indices, 1 / 3),
+        "scatter",
+    ),
     "additive": (lambda q, k: (q[..., :, None, :] + k[..., None, :, :]).tanh().sum(-1).softmax(-1), "softmax"),
 }
 

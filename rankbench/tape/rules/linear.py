@@ -55,7 +55,10 @@ def _move(seen: Seen) -> Tag:
         )
     if seen.tag(seen.args[0]).kind == Kind.WEIGHT and any(map(seen.recorder.tokens.hold, tensors_in([others]))):
         return seen.recorder.embedded(seen)  # rows of a table, as weight[tokens]
-    return _moved(seen, lambda x: function(x, *others, **kwargs))
+    tag = _moved(seen, lambda x: function(x, *others, **kwargs))
+    if chosen_by and seen.recorder.takes(seen, seen.args[0], lambda x: function(x, *others, **kwargs)):
+        tag.taken |= {seen.call}
+    return tag
 
 
 @rule("split", "split_with_sizes", "chunk", "tensor_split", "unbind", "hsplit", "vsplit", "dsplit")
@@ -166,9 +169,12 @@ def _unfold(seen: Seen) -> Tag | None:
 
 @rule("embedding")
 def _embedding(seen: Seen) -> Tag | None:
-    if seen.tag(seen.get(1, "weight")).has_paths:
+    index, weight = seen.get(0, "input"), seen.get(1, "weight")
+    if seen.tag(weight).has_paths:
         return None
-    if (of_states := seen.tag(seen.get(0, "input")).counted) is not None:  # codes, as a quantiser's
+    if (of_states := seen.tag(index).counted) is not None:  # codes, as a quantiser's
+        if seen.tag(weight).kind == Kind.ACTIVATION:
+            seen.recorder.takes(seen, weight, lambda x: x[index])
         return seen.value_only([of_states])
     return seen.recorder.embedded(seen)
 

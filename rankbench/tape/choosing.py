@@ -1,0 +1,73 @@
+"""A touched pass that sees tokens chosen by comparing pairs of tokens, as nearest neighbours are: they are mixed,
+although no weights show it."""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from rankbench.tape.calls import tensors_in
+from rankbench.tape.marks import Way
+from rankbench.tape.places import Placed
+from rankbench.tape.plain import Plain
+from rankbench.tape.recording import Seen
+from rankbench.tape.replay import Call
+from rankbench.tape.tags import Scores, Site
+from rankbench.tape.touch import is_partly, touched_at, touched_pairs
+
+
+class Choosing(Placed):
+    """A touched pass, compared with the plain one."""
+
+    def __init__(
+        self, module: Callable, submodule: str | None, base: Plain, way: Way, sequences: Mapping[int, int]
+    ) -> None:
+        super().__init__(module, submodule, way, sequences)
+        self.base = base
+        self.scores: dict[Site | None, list[list[int]]] = {}  # of products of queries and keys: those touched
+        # of queries of this shape: the touched indices along axes that are touched in part
+        self.parts: dict[tuple[Site | None, torch.Size], dict[int, list[int]]] = {}
+        self.chosen: dict[Call, Site | None] = {}  # that took tokens, unread by attention since: what compared them
+        self.taken: dict[Call, Site | None] = {}  # all of them
+
+    def compares(self, given: list[Tensor], made: list[Tensor]) -> None:
+        """What whole numbers are made of pairs of tokens counts as made of scores."""
+        for x, x0 in zip(given, self.base.compared.get(self.call.index, given), strict=False):
+            touched = touched_pairs(x, x0) if x.shape == x0.shape else []
+            for tag in map(self.tag, made) if touched else ():
+                of_numbers = tag if tag.counted is None else tag.counted
+                of_numbers.mixes, of_numbers.opaque = True, of_numbers.opaque or self.call
+                if of_numbers.scores is None:
+                    key = Site(self.call.module, self.call.function, self.call.index)
+                    of_numbers.scores, self.scores[key] = Scores(x[..., :1], x.mT[..., :1], key), touched
+                    self.parts[key, x.shape[:-1]] = {
+                        axis: at
+                        for axis, size in enumerate(x.shape[:-2])
+                        if is_partly(at := touched_at(x, x0, axis), size)
+                    }
+
+    def takes(self, seen: Seen, x: Tensor, function: Callable[[Tensor], Tensor]) -> bool:
+        """Whether the function also takes some numbers more than once, as the neighbours of several tokens are."""
+        if not super().takes(seen, x, function):
+            return False
+        last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+        numbers = function(torch.arange(last + 1).as_strided(x.shape, x.stride()))
+        is_again = numbers.unique().numel() < numbers.numel()  # else tokens are sorted, or left out
+        if is_again:
+            of_indices = [tag.counted for x in tensors_in([seen.args, seen.kwargs]) if (tag := self.tag(x)).counted]
+            scores = next((tag.scores for tag in of_indices if tag.scores is not None), None)
+            self.chosen[seen.call] = None if scores is None else scores.key
+            self.taken |= self.chosen
+        return is_again
+
+    def parts_of(self, p: Tensor, v: Tensor, shape: torch.Size) -> dict[int, list[int]] | None:
+        """The touched indices along those leading axes of P along which its queries are touched in part; None if that
+        is not known. shape: of the queries. A query with keys of its own is one of them alone."""
+        scores = self.tag(p).scores
+        keys = [] if scores is None else [scores.key]
+        for key in [*keys, *(self.taken[call] for call in self.tag(v).taken)]:
+            if (key, shape) in self.parts:
+                return self.parts[key, shape]
+            if shape[-1] == 1 and (key, shape[:-1]) in self.parts and is_partly(self.scores[key][0], shape[-2]):
+                return self.parts[key, shape[:-1]] | {len(shape) - 2: self.scores[key][0]}
+        return None

@@ -1,0 +1,129 @@
+"""Tokens that are chosen by comparing them with others: as keys of attention they are read, else their mixing is named.
+
+Shapes: B sequence, N token, D width, H head, K head width, C neighbour.
+"""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from networks_of_others import Attention, B, D, H, N, Sequence, by_kernel, drawn, heads_of, joined, states, written_out
+from torch import nn
+
+from rankbench.tape import record
+
+T = 2 * N
+HERE = torch.arange(B)[:, None, None]
+
+
+def nearest(x, number=2):
+    return torch.cdist(x, x).topk(number, -1, largest=False).indices
+
+
+def nearest_by_products(x):
+    squares = x.square().sum(-1, keepdim=True)
+    return (2 * x @ x.mT - squares - squares.mT).topk(2, -1)[1]
+
+
+def gathered(x, index_BNC):
+    return x[:, None].expand(-1, T, -1, -1).gather(2, index_BNC[..., None].expand(-1, -1, -1, D))
+
+
+def edges(x):
+    neighbours_BNCD = x[HERE, nearest(x)]
+    return (neighbours_BNCD - x[:, :, None]).relu().mean(2)
+
+
+def added_by_pairs(x):
+    b, query, key = ((x @ x.mT) > 0).nonzero(as_tuple=True)
+    return torch.zeros(B * T, D, dtype=x.dtype).index_add(0, b * T + query, x[b, key]).view_as(x)
+
+
+NEIGHBOURS = {
+    "mean": lambda x: x[HERE, nearest(x)].mean(2),
+    "mean, of products": lambda x: gathered(x, nearest_by_products(x)).mean(2),
+    "edges": edges,
+    "one axis": lambda x: x.flatten(0, 1).index_select(0, (nearest(x) + T * HERE).flatten()).view(B, T, 2, D).mean(2),
+    "largest scores": lambda x: x[HERE, (x @ x.mT).argsort(-1)[..., -2:]].mean(2),
+    "scores above 0": added_by_pairs,
+    "inverse distances": lambda x: (
+        F.normalize(1 / (1 + torch.cdist(x, x).topk(2).values), 1)[..., None] * edges(x)[:, :, None]
+    ).sum(2),
+}
+
+
+class OfTokens(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function, self.map = function, nn.Linear(D, D)
+
+    def forward(self, x):
+        return self.function(self.map(x))
+
+
+@pytest.mark.parametrize("name", NEIGHBOURS)
+@pytest.mark.parametrize("before", [0, 1])
+def test_means_of_chosen_tokens_are_named(name, before):
+    parts = [Attention(written_out)] * before, OfTokens(NEIGHBOURS[name]), Attention(by_kernel)
+    tape = record(drawn(Sequence(*parts[0], *parts[1:])), states("apart", T))
+    assert tape.reading.mixing == (f"parts.{before}",)
+    assert tape.paths().by_length == [[1, 2], [1, 4, 4]][before]
+
+
+def test_tokens_looked_up_in_a_table_of_states_are_named():
+    def mean(x):
+        return F.embedding(nearest(x) + T * HERE, x.flatten(0, 1)).mean(2)
+
+    assert record(drawn(Sequence(OfTokens(mean), Attention(by_kernel))), states("apart", T)).reading.mixing == (
+        "parts.0",
+    )
+
+
+def by_own_number(x):
+    """The three tokens of the largest first number, mapped, and put back."""
+    index_B3D = x[..., 0].topk(3, -1).indices[..., None].expand(-1, -1, D)
+    return torch.zeros_like(x).scatter(1, index_B3D, x.gather(1, index_B3D).relu())
+
+
+def by_attention(x):
+    """The three tokens to which the first gives the largest weights, mapped, and put back."""
+    index_B3D = (x[:, :1] @ x.mT).softmax(-1)[:, 0].topk(3, -1).indices[..., None].expand(-1, -1, D)
+    return torch.zeros_like(x).scatter(1, index_B3D, x.gather(1, index_B3D).relu())
+
+
+@pytest.mark.parametrize("choose", [by_own_number, by_attention])
+@pytest.mark.parametrize("before", [0, 1])
+def test_tokens_that_stay_in_their_place_are_not_mixed(choose, before):
+    parts = [Attention(written_out)] * before, OfTokens(choose), Attention(by_kernel)
+    assert record(drawn(Sequence(*parts[0], *parts[1:])), states("apart", T)).reading.mixing == ()
+
+
+class OfTheNearest(Attention):
+    """Each token sees the three nearest: gathered, or by a mask. scores: of distances, or of products."""
+
+    def __init__(self, is_gathered, scores):
+        super().__init__(written_out)
+        self.is_gathered, self.scores = is_gathered, scores
+
+    def forward(self, x):
+        q, k, v = (heads_of(part(x)) for part in (self.q, self.k, self.v))
+        distances = torch.cdist(q, k)
+        if not self.is_gathered:
+            scores = -distances if self.scores == "distances" else q @ k.mT
+            return self.out(
+                joined(scores.masked_fill(distances > distances.kthvalue(3, -1, True)[0], -torch.inf).softmax(-1) @ v)
+            )
+        least, index = distances.topk(3, -1, largest=False)
+        each = torch.arange(B)[:, None, None, None], torch.arange(H)[:, None, None], index
+        scores = -least if self.scores == "distances" else (q[..., None, :] * k[each]).sum(-1)
+        return self.out(joined((scores.softmax(-1)[..., None] * v[each]).sum(3)))
+
+
+@pytest.mark.parametrize("scores", ["distances", "products"])
+@pytest.mark.parametrize("before", [0, 1])
+def test_attention_to_the_nearest_is_read_as_with_a_mask(scores, before):
+    parts = [[*[Attention(by_kernel)] * before, OfTheNearest(kind, scores)] for kind in (True, False)]
+    tape, same = (record(drawn(Sequence(*each)), states()) for each in parts)
+    assert tape.paths().by_length == same.paths().by_length == [[1, 2], [1, 4, 4]][before]
+    assert tape.reading.mixing == ()
+    for got_BND, wanted_BND in zip(tape.sums().by_length_KBND, same.sums().by_length_KBND, strict=True):
+        torch.testing.assert_close(got_BND, wanted_BND)
