@@ -19,6 +19,7 @@ COPIES = {"contiguous", "clone", "to", "long", "int", "reshape", "flatten", "ind
 CASTS = {"to", "type", "type_as", "float", "double", "half", "bfloat16"}
 # Calls that describe a tensor, without reading or making numbers.
 DESCRIBES = {"shape", "dtype", "device", "ndim", "size", "dim", "stride", "numel", "is_contiguous", "is_nested"}
+DESCRIBES |= {"is_floating_point", "is_complex"}
 ALIASES = {
     **dict.fromkeys(("__add__", "__radd__", "__iadd__"), "add"),
     **dict.fromkeys(("__sub__", "__isub__", "subtract"), "sub"),

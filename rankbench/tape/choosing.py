@@ -2,11 +2,12 @@
 although no weights show it."""
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from rankbench.tape.calls import tensors_in
+from rankbench.tape.calls import name_of, tensors_in
 from rankbench.tape.marks import Way
 from rankbench.tape.places import Placed
 from rankbench.tape.plain import Plain
@@ -14,6 +15,8 @@ from rankbench.tape.recording import Seen
 from rankbench.tape.replay import Call
 from rankbench.tape.tags import Scores, Site
 from rankbench.tape.touch import is_partly, touched_at, touched_pairs
+
+ADD = {"scatter_add", "scatter_reduce", "index_add", "index_reduce"}  # calls that add numbers at some indices
 
 
 class Choosing(Placed):
@@ -29,6 +32,17 @@ class Choosing(Placed):
         self.parts: dict[tuple[Site | None, torch.Size], dict[int, list[int]]] = {}
         self.chosen: dict[Call, Site | None] = {}  # that took tokens, unread by attention since: what compared them
         self.taken: dict[Call, Site | None] = {}  # all of them
+        self.indices: list[Tensor] = []  # by which tokens were taken
+
+    def __torch_function__(self, func: Callable, types: tuple, args: tuple = (), kwargs: dict | None = None) -> Any:
+        result = super().__torch_function__(func, types, args, kwargs)
+        if name_of(func)[0] in ADD:  # tokens to others, if not to their own places
+            for index in tensors_in([args, kwargs]):
+                counted = self.tag(index).counted
+                is_put_back = any(torch.equal(index, other) for other in self.indices)
+                if counted is not None and counted.mixes and not is_put_back:
+                    self.chosen[self.call] = None
+        return result
 
     def compares(self, given: list[Tensor], made: list[Tensor]) -> None:
         """What whole numbers are made of pairs of tokens counts as made of scores."""
@@ -47,18 +61,32 @@ class Choosing(Placed):
                     }
 
     def takes(self, seen: Seen, x: Tensor, function: Callable[[Tensor], Tensor]) -> bool:
-        """Whether the function also takes some numbers more than once, as the neighbours of several tokens are."""
-        if not super().takes(seen, x, function):
+        """Whether some tokens of x are taken more than once, as the neighbours of several tokens are: not if they are
+        sorted, or left out, or keep their places."""
+        of_indices = [tag.counted for y in tensors_in([seen.args, seen.kwargs]) if (tag := self.tag(y)).counted]
+        if not any(tag.mixes for tag in of_indices):
             return False
+        self.indices += [y for y in tensors_in([seen.args[1:], seen.kwargs]) if not y.is_floating_point()]
         last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
-        numbers = function(torch.arange(last + 1).as_strided(x.shape, x.stride()))
-        is_again = numbers.unique().numel() < numbers.numel()  # else tokens are sorted, or left out
+        numbers = function(torch.arange(last + 1, device=x.device).as_strided(x.shape, x.stride()))
+        is_again = numbers.unique().numel() < numbers.numel() and self._moves_tokens(seen, x, function)
         if is_again:
-            of_indices = [tag.counted for x in tensors_in([seen.args, seen.kwargs]) if (tag := self.tag(x)).counted]
             scores = next((tag.scores for tag in of_indices if tag.scores is not None), None)
             self.chosen[seen.call] = None if scores is None else scores.key
             self.taken |= self.chosen
         return is_again
+
+    def _moves_tokens(self, seen: Seen, x: Tensor, function: Callable[[Tensor], Tensor]) -> bool:
+        """Whether a function that moves the numbers of x does so along an axis at few of whose indices the touch is."""
+        (old,) = self.base.compared.get(seen.call.index, [x])
+        axes = [axis for axis, size in enumerate(x.shape) if is_partly(touched_at(x, old, axis), size)]
+        for axis in axes:
+            places = torch.arange(x.shape[axis], device=x.device)
+            places = places.view([-1 if other == axis else 1 for other in range(x.dim())])
+            taken = function(places.expand(x.shape))
+            if taken.dim() != x.dim() or taken.shape[axis] != x.shape[axis] or bool((taken != places).any()):
+                return True
+        return not axes
 
     def parts_of(self, p: Tensor, v: Tensor, shape: torch.Size) -> dict[int, list[int]] | None:
         """The touched indices along those leading axes of P along which its queries are touched in part; None if that

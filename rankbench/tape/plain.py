@@ -124,6 +124,10 @@ class Plain(Recorder):
         """Called with what a call read and made, if it made whole numbers or truth values of activations."""
         self.compared[self.call.index] = [x.clone() for x in given]
 
+    def takes(self, seen: Seen, x: Tensor, function: Callable[[Tensor], Tensor]) -> bool:
+        self.compared[seen.call.index] = [x.clone()]
+        return False
+
     def verdict(self, product: Product) -> Verdict:
         factors = () if product.is_kernel else product.tensors
         logits = tuple(None if (x := self.tag(factor).logits) is None else x.clone() for factor in factors)

@@ -151,12 +151,18 @@ class Touched(Weighing):
             self.factors.append(Factor(seen.call, tuple(p.shape), why))
         if why or (only_sure and not is_sure):
             return None
+        if not (is_sure or product.is_kernel or have_unit_sums(p0)) and have_unit_sums(p0.mT):
+            raise ConfigError(
+                f"{seen.call}: multiplies attention weights from the side of their queries, and nothing shows whether "
+                "that makes weights again; multiply the values by the weights first"
+            )
         self._check_heads(product, old, tag, side, at, bool(in_window))
         queries = self._queries(product, old, tag, p, side)
         has_scores = product.is_kernel or tag.mixes
         is_pooling = not has_scores and p.shape[-2] > 1 and not is_partly(touched_at(p, p0, -2), p.shape[-2])
         # queries that no input reaches are tokens of their own, from here on touched where no input is
-        row = 0 if queries == [] else p.shape[-2] - 1 if queries is None else queries[-1]
+        rows = (paired_rows(p, p0, at) or touched_at(p, p0, -2)) if queries is None else queries
+        row = 0 if queries == [] else rows[-1] if is_partly(rows, p.shape[-2]) else p.shape[-2] - 1
         of_blocks = self._blocks(product, old, side, p)
         if of_blocks is not None and v.dim() == p.dim():  # heads may choose their queries
             of_blocks = {axis: at_axis for axis, at_axis in of_blocks.items() if not are_heads(v, v0, axis)}

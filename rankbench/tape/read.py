@@ -31,7 +31,7 @@ from rankbench.tape.probe import OF_ITSELF, UNREACHED, Touched
 from rankbench.tape.reading import Axes, Input, Output, ReadCall, Reading, State
 from rankbench.tape.recording import OUTSIDE
 from rankbench.tape.tags import Role, Visit
-from rankbench.tape.touch import changed_at, is_partly, is_spread, touched_at
+from rankbench.tape.touch import LEAK, changed_at, is_partly, is_spread, touched_at
 from rankbench.tape.touching import Touching
 
 Result = tuple[str, Tensor]  # by its name
@@ -326,8 +326,10 @@ def _mixing(plain: Plain, touched: Touched, states: Mapping[Visit, State]) -> tu
         if other is None or state.axes is None or other.left.shape != state.shape or run in touched.begun_anew:
             continue
         for axis in state.axes.tokens:
-            at, left = (touched_at(new, old, axis) for new, old in zip(other[:2], plain.states[run][:2], strict=True))
-            if is_partly(at, state.shape[axis]) and set(left) - set(at):
+            (new, left), (old, left_before) = other[:2], plain.states[run][:2]
+            at, reached = touched_at(new, old, axis), touched_at(left, left_before, axis)
+            # a norm makes some leaks of its input large
+            if is_partly(at, state.shape[axis]) and set(reached) - set(touched_at(new, old, axis, LEAK**2)):
                 mixing.append(run.name)
     mixing += [call.module or "the module itself" for call in sorted(touched.chosen)]
     names = dict.fromkeys(mixing)

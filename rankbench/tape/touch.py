@@ -17,18 +17,18 @@ LEAK = 0.01  # of the largest change along an axis: smaller ones come through sc
 ROUNDING = 100  # roundings of a state's largest number below which two passes count as equal
 
 
-def changed_numbers(new: Tensor, old: Tensor) -> Tensor:
+def changed_numbers(new: Tensor, old: Tensor, leak: float = LEAK) -> Tensor:
     """Which numbers are touched, less leaks; none of those that are infinite in both."""
     change = (new - old).abs().nan_to_num()
-    return change > LEAK * change.max() if change.numel() else change > 0
+    return change > leak * change.max() if change.numel() else change > 0
 
 
-def touched_at(new: Tensor, old: Tensor, axis: int) -> list[int]:
-    """Indices along an axis at which the tensors differ."""
+def touched_at(new: Tensor, old: Tensor, axis: int, leak: float = LEAK) -> list[int]:
+    """Indices along an axis at which the tensors differ, less leaks."""
     if not new.numel() or new.shape != old.shape:
         return []
     change = (new - old).abs().nan_to_num().movedim(axis, 0).flatten(1).amax(1)
-    return (change > LEAK * change.max()).nonzero()[:, 0].cpu().tolist() if change.max() > 0 else []
+    return (change > leak * change.max()).nonzero()[:, 0].cpu().tolist() if change.max() > 0 else []
 
 
 def touched_keys(new: Tensor, old: Tensor) -> list[int]:
@@ -154,12 +154,15 @@ def moves_with(p: Tensor, p0: Tensor, leads: Tensor) -> bool:
 def paired_rows(p: Tensor, p0: Tensor, at: Sequence[int]) -> list[int]:
     """The rows of P that change with the touch, if weights depend on the tokens of their query and of their key: in
     these rows and in the columns of the touched keys they change, and nowhere else. Else none."""
-    changed = changed_numbers(p, p0).flatten(0, -3).any(0) if p.dim() > 2 else changed_numbers(p, p0)
     others = [key for key in range(p.shape[-1]) if key not in at]
-    rows = changed[:, others].any(1).nonzero()[:, 0].tolist()
-    columns = [query for query in range(p.shape[-2]) if query not in rows]
-    is_cross = at and rows and columns and others and changed[columns][:, list(at)].any()
-    return rows if is_cross and is_partly(rows, p.shape[-2]) else []
+    for leak in (LEAK, LEAK / 1000):  # leaky slopes carry little of a change
+        changed = changed_numbers(p, p0, leak)[None].flatten(0, -3).any(0)
+        rows = changed[:, others].any(1).nonzero()[:, 0].tolist()
+        columns = [query for query in range(p.shape[-2]) if query not in rows]
+        is_cross = at and rows and columns and others and changed[columns][:, list(at)].any()
+        if is_cross and is_partly(rows, p.shape[-2]):
+            return rows
+    return []
 
 
 def touched_pairs(new: Tensor, old: Tensor) -> list[list[int]]:

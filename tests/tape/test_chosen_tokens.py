@@ -38,7 +38,16 @@ def added_by_pairs(x):
     return torch.zeros(B * T, D, dtype=x.dtype).index_add(0, b * T + query, x[b, key]).view_as(x)
 
 
+def merged(x):
+    """Every other token joins the most alike of the rest, as in ToMe."""
+    some, rest = x[:, ::2], x[:, 1::2]
+    index_BN = (some @ rest.mT).argmax(-1)[..., None].expand(-1, -1, D)
+    rest = rest.scatter_add(1, index_BN, some)
+    return torch.stack([some, rest], 2).flatten(1, 2)
+
+
 NEIGHBOURS = {
+    "merged": merged,
     "mean": lambda x: x[HERE, nearest(x)].mean(2),
     "mean, of products": lambda x: gathered(x, nearest_by_products(x)).mean(2),
     "edges": edges,
@@ -87,7 +96,7 @@ def by_own_number(x):
 def by_attention(x):
     """The three tokens to which the first gives the largest weights, mapped, and put back."""
     index_B3D = (x[:, :1] @ x.mT).softmax(-1)[:, 0].topk(3, -1).indices[..., None].expand(-1, -1, D)
-    return torch.zeros_like(x).scatter(1, index_B3D, x.gather(1, index_B3D).relu())
+    return torch.zeros_like(x).scatter_add(1, index_B3D, x.gather(1, index_B3D).relu())
 
 
 @pytest.mark.parametrize("choose", [by_own_number, by_attention])
@@ -95,6 +104,18 @@ def by_attention(x):
 def test_tokens_that_stay_in_their_place_are_not_mixed(choose, before):
     parts = [Attention(written_out)] * before, OfTokens(choose), Attention(by_kernel)
     assert record(drawn(Sequence(*parts[0], *parts[1:])), states("apart", T)).reading.mixing == ()
+
+
+def by_position(q, k, v, _):
+    """Scores with a term of the positions that they say, as in CoPE."""
+    scores, table_KN = q @ k.mT, torch.linspace(-1, 1, N * D // H, dtype=q.dtype).view(-1, N).sin()
+    return (scores + (q @ table_KN).gather(-1, (N * scores.sigmoid()).long())).softmax(-1) @ v
+
+
+def test_numbers_that_scores_choose_from_a_token_itself_are_not_mixed():
+    tape = record(drawn(Sequence(Attention(by_position), Attention(by_kernel))), states())
+    assert tape.reading.mixing == ()
+    assert tape.paths().by_length == [1, 4, 4]
 
 
 class OfTheNearest(Attention):

@@ -311,6 +311,65 @@ class Lazy(nn.Module):
         return self.body(self.first(x))
 
 
+class GraphAttention(nn.Module):
+    """Weights of the neighbours on a ring, by a leaky rectifier of a number of the query and one of the key."""
+
+    def __init__(self):
+        super().__init__()
+        self.values, self.query, self.key = nn.Linear(D, D), nn.Linear(D, H), nn.Linear(D, H)
+
+    def forward(self, x):
+        scores = F.leaky_relu(self.query(x).mT[..., None] + self.key(x).mT[:, :, None], 0.001)
+        apart = (torch.arange(N)[:, None] - torch.arange(N)) % N
+        p = scores.masked_fill((apart > 1) & (apart < N - 1), -9e15).softmax(-1)
+        return (p @ self.values(x).unflatten(-1, (H, -1)).transpose(1, 2)).transpose(1, 2).flatten(2)
+
+
+class Synthesised(Attention):
+    """Weights that each query makes alone, as in the Synthesizer."""
+
+    def __init__(self):
+        super().__init__(written_out)
+        self.weights = nn.Linear(D // H, N)
+
+    def forward(self, x):
+        q, v = (part(x).unflatten(-1, (H, -1)).transpose(1, 2) for part in (self.q, self.v))
+        return self.out((self.weights(q.relu()).softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("layer", [GraphAttention, Synthesised])
+def test_the_touch_stays_on_one_token_whatever_made_the_weights(layer):
+    tape = record(drawn(Sequence(layer(), layer())), states("apart"))
+    assert tape.paths().by_length == TWO
+    assert tape.reading.mixing == ()
+
+
+class Renormalised(nn.Module):
+    """Weights below the third largest are left out, and the others divided by their sum."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = attention(self.mix)
+
+    def mix(self, q, k, v):
+        p = (q @ k.mT).softmax(-1)
+        p = p * (p >= p.topk(3, -1).values[..., -1:])
+        return p / p.sum(-1, keepdim=True) @ v
+
+    def forward(self, x):
+        return self.attention(x)
+
+
+def test_weights_that_are_compared_with_each_other_are_weights():
+    assert record(drawn(Sequence(Renormalised(), MLP(), Renormalised())), states()).paths().by_length == TWO
+
+
+def by_clusters(q, k, v):
+    """Queries share the weights of their cluster."""
+    own_BHNC = F.one_hot(q[..., :3].argmax(-1), 3).to(q)
+    return own_BHNC @ (q[:, :, :3] @ k.mT / 40).softmax(-1) @ v
+
+
 def first(mix):
     return lambda: drawn(Sequence(attention(mix), MLP(), Attention(written_out)))
 
@@ -338,6 +397,7 @@ REFUSED = {
         first(lambda q, k, v: (q[:, :1] @ k[:, :1].mT).softmax(-1) @ v),
         "these side by side",
     ),
+    "weights of clusters": (first(by_clusters), "from the side of their queries"),
     "a mean of weighted tokens": (lambda: drawn(PoolingBy(lambda x: x.mean(1))), "mean comes before any sum"),
     "a scaled pool": (lambda: drawn(PoolingBy(lambda x: (x / 2).sum(1))), "div comes before any sum"),
     "pooled one by one": (
