@@ -69,6 +69,35 @@ class OneHotExperts(nn.Module):
         return torch.einsum("bend,bne->bnd", made_BEND, sent_BNE * shares_BNE)
 
 
+class WithSlots(nn.Module):
+    """Experts with four slots, to each of which one token goes and from which that token is answered. chooses: each
+    expert takes the tokens that want it most; else tokens take the next slot of the expert that they want."""
+
+    def __init__(self, chooses, is_matrix, experts=3, slots=4):
+        super().__init__()
+        self.router, self.maps = nn.Linear(D, experts), nn.Parameter(torch.zeros(experts, D, D))
+        self.chooses, self.is_matrix, self.slots = chooses, is_matrix, slots
+
+    def forward(self, x):
+        shares_BNE = self.router(x).softmax(-1)
+        if self.chooses:
+            most_BES, tokens_BES = shares_BNE.mT.topk(self.slots, -1)
+            sent_BNES = F.one_hot(tokens_BES, N).to(x).permute(0, 3, 1, 2)
+            weights_BNES = sent_BNES * most_BES[:, None]
+        else:
+            wanted_BNE = F.one_hot(shares_BNE.argmax(-1), shares_BNE.shape[-1])
+            places_BN = ((wanted_BNE.cumsum(1) - 1) * wanted_BNE).sum(-1)
+            has_place_BNE = (wanted_BNE * (places_BN < self.slots)[..., None]).to(x)
+            places_BNS = F.one_hot(places_BN.clamp(max=self.slots - 1), self.slots).to(x)
+            sent_BNES = has_place_BNE[..., None] * places_BNS[:, :, None]
+            weights_BNES = sent_BNES * shares_BNE[..., None]
+        if self.is_matrix:
+            given_BESD = (sent_BNES.flatten(2).mT @ x).unflatten(1, (-1, self.slots))
+            return weights_BNES.flatten(2) @ (given_BESD @ self.maps).flatten(1, 2)
+        given_EBSD = torch.einsum("bnes,bnd->ebsd", sent_BNES, x)
+        return torch.einsum("bnes,ebsd->bnd", weights_BNES, torch.einsum("ebsd,edf->ebsf", given_EBSD, self.maps))
+
+
 class Gated(nn.Module):
     """A token as the mean of its state and of learned vectors, weighted by a softmax of its own."""
 
@@ -117,6 +146,11 @@ def of_groups(x):
 
 NO_HEADS = {
     "experts by one-hot vectors": lambda: around(OneHotExperts()),
+    "slots": lambda: around(WithSlots(False, False)),
+    "slots as a matrix": lambda: around(WithSlots(False, True)),
+    "experts choose": lambda: around(WithSlots(True, False)),
+    "experts choose, as a matrix": lambda: around(WithSlots(True, True)),
+    "slots, first": lambda: drawn(Sequence(WithSlots(False, True), *(Attention(written_out) for _ in range(2)))),
     "a gate to learned vectors": lambda: around(Gated()),
     "channels": lambda: drawn(OfFeatures(of_channels)),
     "groups of features": lambda: drawn(OfFeatures(of_groups)),
