@@ -113,6 +113,12 @@ def test_pruned_and_weak_heads_are_heads(mix, maps, pruned, factor):
     assert [call.lead.heads for call in tape.reading.calls] == [4, 4]
 
 
+@pytest.mark.parametrize("sequences", [1, 4])
+def test_flattened_heads_of_one_token_are_heads(sequences):
+    module = drawn(Sequence(*(Attention(flattened) for _ in range(2))))
+    assert record(module, x=states()[:sequences, :1]).paths().by_length == TWO
+
+
 class OfSlices(nn.Module):
     """Each head reads its own slice of the state, without a norm in front."""
 
