@@ -327,9 +327,10 @@ def _mixing(plain: Plain, touched: Touched, states: Mapping[Visit, State]) -> tu
             continue
         for axis in state.axes.tokens:
             (new, left), (old, left_before) = other[:2], plain.states[run][:2]
-            at, reached = touched_at(new, old, axis), touched_at(left, left_before, axis)
-            # a norm makes some leaks of its input large
-            if is_partly(at, state.shape[axis]) and set(reached) - set(touched_at(new, old, axis, LEAK**2)):
+            at, changed = touched_at(new, old, axis), set(changed_at(left, left_before, axis))
+            reached = set(touched_at(left, left_before, axis))  # a norm makes some leaks of its input large
+            is_wider = reached - set(touched_at(new, old, axis, LEAK**2)) or changed - set(changed_at(new, old, axis))
+            if is_partly(at, state.shape[axis]) and is_wider:
                 mixing.append(run.name)
     mixing += [call.module or "the module itself" for call in sorted(touched.chosen)]
     names = dict.fromkeys(mixing)

@@ -491,6 +491,16 @@ def test_submodules_that_mix_tokens_without_attention_are_named(layer, names):
     assert ("no attention, in parts.N" in in_words(read, "")) == bool(names)
 
 
+class NormOfAll(nn.Module):
+    def forward(self, x):
+        return F.layer_norm(x, x.shape[1:])
+
+
+def test_a_mean_of_all_tokens_is_named_although_it_changes_each_but_little():
+    module = drawn(Sequence(NormOfAll(), Attention(by_kernel)))
+    assert record(module, states("apart", 2 * N)).reading.mixing == ("parts.0",)
+
+
 def test_an_input_within_an_object_is_read_by_what_the_calls_say():
     module = drawn(Sequence(Attention(written_out)))
     module.forward = lambda given: Sequence.forward(module, given["states"].x)
