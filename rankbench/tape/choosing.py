@@ -1,7 +1,7 @@
 """A touched pass that sees tokens chosen by comparing pairs of tokens, as nearest neighbours are: they are mixed,
 although no weights show it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,8 +30,9 @@ class Choosing(Placed):
         self.scores: dict[Site | None, list[list[int]]] = {}  # of products of queries and keys: those touched
         # of queries of this shape: the touched indices along axes that are touched in part
         self.parts: dict[tuple[Site | None, torch.Size], dict[int, list[int]]] = {}
-        self.chosen: dict[Call, Site | None] = {}  # that took tokens, unread by attention since: what compared them
-        self.taken: dict[Call, Site | None] = {}  # all of them
+        # calls that took tokens by indices, and what compared these tokens; chosen: less those that attention has read
+        self.taken: dict[Call, Site | None] = {}
+        self.chosen: dict[Call, Site | None] = {}
         self.indices: list[Tensor] = []  # by which tokens were taken
 
     def __torch_function__(self, func: Callable, types: tuple, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -64,7 +65,7 @@ class Choosing(Placed):
         """Whether some tokens of x are taken more than once, as the neighbours of several tokens are: not if they are
         sorted, or left out, or keep their places."""
         of_indices = [tag.counted for y in tensors_in([seen.args, seen.kwargs]) if (tag := self.tag(y)).counted]
-        if not any(tag.mixes for tag in of_indices):
+        if not x.numel() or not any(tag.mixes for tag in of_indices):
             return False
         self.indices += [y for y in tensors_in([seen.args[1:], seen.kwargs]) if not y.is_floating_point()]
         last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
@@ -87,6 +88,11 @@ class Choosing(Placed):
             if taken.dim() != x.dim() or taken.shape[axis] != x.shape[axis] or bool((taken != places).any()):
                 return True
         return not axes
+
+    def attends(self, tensors: Sequence[Tensor]) -> None:
+        """Attention reads these: what was taken for them is not mixed unseen."""
+        for call in frozenset().union(*(self.tag(x).taken for x in tensors)):
+            self.chosen.pop(call, None)
 
     def parts_of(self, p: Tensor, v: Tensor, shape: torch.Size) -> dict[int, list[int]] | None:
         """The touched indices along those leading axes of P along which its queries are touched in part; None if that

@@ -151,11 +151,6 @@ class Touched(Weighing):
             self.factors.append(Factor(seen.call, tuple(p.shape), why))
         if why or (only_sure and not is_sure):
             return None
-        if not (is_sure or product.is_kernel or have_unit_sums(p0)) and have_unit_sums(p0.mT):
-            raise ConfigError(
-                f"{seen.call}: multiplies attention weights from the side of their queries, and nothing shows whether "
-                "that makes weights again; multiply the values by the weights first"
-            )
         self._check_heads(product, old, tag, side, at, bool(in_window))
         queries = self._queries(product, old, tag, p, side)
         has_scores = product.is_kernel or tag.mixes
@@ -166,10 +161,8 @@ class Touched(Weighing):
         of_blocks = self._blocks(product, old, side, p)
         if of_blocks is not None and v.dim() == p.dim():  # heads may choose their queries
             of_blocks = {axis: at_axis for axis, at_axis in of_blocks.items() if not are_heads(v, v0, axis)}
-        if in_window and not of_blocks:
-            to_touch = of_one_window(leads, p, p0, self.entered_at)
-        else:
-            to_touch = in_blocks(leads, of_blocks or {})
+        is_unknown = bool(in_window) and not of_blocks  # which window is the touched token's own
+        to_touch = of_one_window(leads, p, p0, self.entered_at) if is_unknown else in_blocks(leads, of_blocks or {})
         shape = *p.shape[:-1], v.shape[-1]
         put_back(first_of(seen.result), old.result, weighted.back, shape, to_touch, row, self.way.scale)
         moved = not torch.equal(p, p0)
@@ -188,8 +181,7 @@ class Touched(Weighing):
             p0.sum(-1).mean().item(), tuple(at), None if queries is None else tuple(queries), self.num_attention + 1,
         )  # fmt: skip
         if self.leaves_rows(call):  # one query with keys of its own
-            for read in frozenset().union(*(self.tag(x).taken for x in product.tensors)):
-                self.chosen.pop(read, None)
+            self.attends(product.tensors)
         self.calls.append(self._with_twin(call, p0, self._makers(product, side), moved))
         self.scored_by[call.number] = None if tag.scores is None else tag.scores.key
         if is_pooling:
@@ -273,6 +265,8 @@ class Touched(Weighing):
         assert weighted is not None  # nobody asks for another side
         shape, v = weighted.weights(*product.tensors).shape, weighted.values(*product.tensors)
         moving = self._rows_that_move(product, old, weighted, side, at)
+        if not (at or product.is_kernel):
+            _check_side(product.seen.call, weighted.weights(*old.tensors))
         if in_window and not (tag.mixes or tag.pairs):
             raise ConfigError(
                 f"{product.seen.call}: weighs windows of tokens with weights that no product of queries and keys made, "
@@ -379,6 +373,15 @@ class Touched(Weighing):
                 )
         beside.append((call, p0, makers))
         return call
+
+
+def _check_side(call: Call, p: Tensor) -> None:
+    """ConfigError for values that show no touch and that the other side of the weights multiplies."""
+    if have_unit_sums(p.mT) and not have_unit_sums(p):
+        raise ConfigError(
+            f"{call}: multiplies attention weights from the side of their queries, and nothing shows whether that "
+            "makes weights again; multiply the values by the weights first"
+        )
 
 
 def _unreadable(call: Call) -> ConfigError:
