@@ -42,8 +42,8 @@ SPELLINGS = (  # words that Hydra would misread: the commands that take them, th
 def as_keys(command: str, words: Iterable[str]) -> list[str]:
     """The words of a command line, with those that Hydra would misread replaced.
 
-    Also replaced are a budget that is a time (see rankbench.commands.budgets), the folder of a sweep by its runs, and
-    model=pretrained model.path= of analyze.
+    Also replaced are a budget that is a time (see rankbench.commands.budgets), the folder of a sweep by its runs,
+    several tables by a sweep over them, and model=pretrained model.path= of analyze.
     """
     words = list(words)
     plugins.find(plugins.named(words))
@@ -61,7 +61,8 @@ def as_keys(command: str, words: Iterable[str]) -> list[str]:
                 word = re.sub(rf"\A{wrong}\Z", right, word, flags=re.DOTALL)
         spelled.append(_quoted(word, is_sweep))
     if len(tables := [word for word in spelled if command == "plot" and word.startswith("table=")]) > 1:
-        raise ConfigError(f"{tables[1]}: a second table; draw one after the other, or `rankbench report` of their runs")
+        values = ",".join(word.removeprefix("table=") for word in tables)
+        spelled = ["-m", *(word for word in spelled if word not in tables), f"table={values}"]
     if command == "analyze" and not is_sweep:
         spelled = [part for word in spelled for part in _each_run(word)]
     if command == "analyze" and "model=pretrained" in spelled:

@@ -317,7 +317,8 @@ class PlotConfig(DrawingConfig):
     """rankbench plot."""
 
     table: str = key(
-        "CSV file of a run or a report, whose figure is drawn. Typed alone: rankbench plot paths.csv.", default=""
+        "CSV file of a run or a report, whose figure is drawn. Typed alone, also several: rankbench plot a.csv b.csv.",
+        default="",
     )
     published: str | None = key("Figure whose published numbers are drawn next to ours. null: none.", default=None)
     report: StudyKeys = field(default_factory=StudyKeys)

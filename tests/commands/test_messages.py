@@ -117,11 +117,6 @@ def test_several_choices_of_a_group_are_not_merged(word):
     assert refusal(compose, "train", word).startswith(f"{word}: several choices; give one, or with -m a job for each")
 
 
-def test_a_second_table_is_not_dropped():
-    line = refusal(compose, "plot", "a.csv", "b.csv")
-    assert line == "table=b.csv: a second table; draw one after the other, or `rankbench report` of their runs"
-
-
 def test_a_long_list_of_what_is_allowed_is_cut_and_an_empty_one_named():
     names = [f"name{number}" for number in range(100)]
     assert listed(names[:9]) == ", ".join(names[:9])

@@ -4,6 +4,7 @@ import pytest
 import yaml
 from command_line import refused, succeeds
 
+from rankbench.commands.compose import as_keys
 from rankbench.commands.composition import initialised
 from rankbench.commands.sweeps import jobs_of, parsed
 from rankbench.config import plugins
@@ -31,3 +32,16 @@ def test_a_glob_stands_for_the_choices_of_a_group(tmp_path):
     assert models == sorted(models) == [name for name in plugins.choices("model") if name.startswith("san")]
     first = yaml.safe_load(succeeds("train", "-m", "model=glob(san*)", "--cfg", "job", at=tmp_path).out)
     assert first["model"]["name"] == models[0]
+
+
+def test_several_tables_are_drawn_in_turn(tmp_path):
+    rows = ["run,task,model,seed,job_status,status,test_accuracy,model.layers"]
+    rows += ["a,sorting,san,0,finished,finished,0.5,1", "b,sorting,san,0,finished,finished,0.6,2", ""]
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "sweep.csv").write_text("\n".join(rows))
+    assert as_keys("plot", ["a.csv", "out=o", "b=c.csv"]) == ["-m", "out=o", "table=a.csv,'b=c.csv'"]
+    succeeds("plot", "one/sweep.csv", "two/sweep.csv", "out=o", at=tmp_path)
+    assert len(list((tmp_path / "o").glob("*/sweep.png"))) == 2
+    line = refused("plot", "one/sweep.csv", "three/sweep.csv", "out=p", at=tmp_path)
+    assert line.startswith("rankbench plot: table=three/sweep.csv: no such file") and not (tmp_path / "p").exists()
