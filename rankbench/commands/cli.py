@@ -171,8 +171,9 @@ def _run(command: str, words: list[str]) -> None:
         parsed, unknown = parser.parse_known_intermixed_args(words)
         if wrong := [word for word in unknown if word.startswith("-") or not parsed.help]:
             refuse(command, not_an_option(wrong[0], command))
-        for option in ("config_name", "config_path", "experimental_rerun"):  # Hydra's, for programs with one command
-            if getattr(parsed, option) is not None:
+        # Hydra's, for programs with one command; ours has a help and completions of its own
+        for option in ("config_name", "config_path", "experimental_rerun", "run", "hydra_help", "shell_completion"):
+            if getattr(parsed, option):
                 parser.error(f"--{option.replace('_', '-')}: not an option of rankbench")
         with nullcontext() if failures.wants_traceback else explaining(command, words):
             if parsed.help:
@@ -185,8 +186,9 @@ def _run(command: str, words: list[str]) -> None:
                 parsed.overrides = _of_first_job(parsed.overrides)
             run = import_module(f"rankbench.commands.{command}").run
             sys.argv = [f"rankbench {command}", *options, *parsed.overrides]  # the record of a run has it
-            if parsed.cfg or parsed.info or parsed.resolve or parsed.hydra_help or parsed.shell_completion:
+            if parsed.cfg or parsed.info or parsed.resolve:
                 register()
+                sys.argv = [sys.argv[0], *parsed.overrides, *options]  # --info would take an override for its value
                 return hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=command)(run)()
             with initialised():
                 start(command, [*_folder_of_user(parsed), *parsed.overrides], run, parsed.multirun)

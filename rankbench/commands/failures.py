@@ -46,14 +46,21 @@ def leaving_nothing(out: Path) -> Iterator[None]:
         yield
     except (ConfigError, SystemExit) as error:
         is_refusal = isinstance(error, ConfigError) or error.code == 1
-        if is_refusal and out in made and {path.name for path in out.glob("*")} <= RECORDS:
-            from rankbench.runs.run import Run
-
-            with suppress(ConfigError, OSError), Run(out).locked():  # another command may be writing there
-                shutil.rmtree(out)
+        if is_refusal and out in made:
+            remove_records(out)
+            with suppress(OSError):  # what is inside, or another command, has left something
                 for folder in made[1:]:
                     folder.rmdir()
         raise
+
+
+def remove_records(out: Path) -> None:
+    """Remove a command's folder if it holds no more than records."""
+    if {path.name for path in out.glob("*")} <= RECORDS:
+        from rankbench.runs.run import Run
+
+        with suppress(ConfigError, OSError), Run(out).locked():  # another command may be writing there
+            shutil.rmtree(out)
 
 
 def refuse(command: str, refusal: str | ConfigError, code: int = 1) -> NoReturn:

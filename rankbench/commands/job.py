@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from rankbench.commands import failures
 from rankbench.commands.compose import resolve
-from rankbench.commands.failures import INTERRUPTED, quit_silently, refusal_of, refuse
+from rankbench.commands.failures import INTERRUPTED, quit_silently, refusal_of, refuse, remove_records
 from rankbench.commands.finished_jobs import announce
 from rankbench.config.schema import Config
 from rankbench.progress import logging_to
@@ -25,7 +25,7 @@ from rankbench.runs.sweep import Sweep
 
 def one_line(job: Callable[[DictConfig], Any]) -> Callable[[DictConfig], Any]:
     """Turn an error of a job into its refusal, if it has one. A single run ends with its line. In a sweep Hydra gets
-    it, and the other jobs continue."""
+    it, the other jobs continue, and no folder is left of a job without results."""
 
     @functools.wraps(job)
     def job_of_one_line(config: DictConfig) -> Any:
@@ -38,6 +38,7 @@ def one_line(job: Callable[[DictConfig], Any]) -> Callable[[DictConfig], Any]:
                 raise
             hydra, in_sweep = hydra_of_job()
             if in_sweep:
+                remove_records(Path(hydra.runtime.output_dir))
                 raise refusal from None
             refuse(hydra.job.name, refusal)
 

@@ -60,9 +60,9 @@ def explain(error: BaseException, command: str, words: list[str]) -> str:
         return _wrong_value(error)
     if DIGITS in text:
         return f"{max(words, key=len)}: too many digits; give a smaller number"
-    if stumbled:
-        culprits = [word for word in words if word.partition("=")[0].lstrip("+~") in ("", *groups())]
-        culprit = max(culprits, key=lambda word: sum(letter in word for letter in "[]{}$"), default=str(error))
+    culprits = [word for word in words if word.partition("=")[0].lstrip("+~") in ("", *groups())]
+    if stumbled and culprits:
+        culprit = max(culprits, key=lambda word: sum(letter in word for letter in "[]{}$"))
         return f"{culprit}: a group needs one of its choices, as in model=san; groups are {', '.join(groups())}"
     if match := re.search(r"(?:Ambiguous value for argument|Sweep parameters) '(.*)'", text):
         return f"{match[1]}: several values; add -m to run one job for each, or write a list as [a,b]"

@@ -15,7 +15,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
-from hydra.core.utils import JobReturn
+from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
@@ -142,7 +142,11 @@ class Grid:
                     begins, together = time.monotonic(), [number] if in_turn else todo
                     results += launcher.launch([self.jobs[job] for job in together], initial_job_idx=number)
                     self._print_time_left(together, time.monotonic() - begins)
-            for returned in results:
+            failed = [returned for returned in results if returned.status == JobStatus.FAILED]
+            for returned in failed[1:]:
+                words = " ".join(returned.overrides or ())
+                print(f"rankbench: the job {words} failed, too: {returned._return_value}", file=sys.stderr)
+            for returned in failed[:1]:
                 _ = returned.return_value  # raises the job's error
 
     def _print_time_left(self, jobs: list[int], seconds: float) -> None:

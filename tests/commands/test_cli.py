@@ -672,6 +672,9 @@ BAD = [
     ("++analysis.paths=3", ["analysis.paths=3: is a group of keys"]),
     ("analysis=[[paths]]", ["analysis=[[paths]]: a list of a group's choices holds names alone"]),
     ("--config-name=analyze", ["--config-name: not an option of rankbench"]),
+    ("--run seed=1", ["--run: not an option of rankbench; options are -m, --cfg job"]),
+    ("seed=1 --resolve", ["The --resolve flag can only be used in conjunction with --cfg or --help"]),
+    ("--info seed=1", ["argument --info/-i: invalid choice: 'seed=1'", "options are -m, --cfg job"]),
     # very long
     (f"seed={'9' * 5000}", ["seed=9", "too many digits"]),
     (f"model.norm={'y' * 5000}", ["model.norm=y", " ... ", "none, pre, post"]),
@@ -737,6 +740,17 @@ def test_a_refusal_after_the_folder_is_made_leaves_none(out, copied, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["copied"]
 
 
+def test_refused_jobs_of_a_sweep_leave_no_folders_and_each_says_why(copied, tmp_path):
+    for name, rows in {"worse": "step,seed\n", "worst": "step,split\n"}.items():
+        shutil.copytree(copied, tmp_path / name)
+        (tmp_path / name / "metrics.csv").write_text(rows)
+    result = rankbench("analyze", "-m", "run=worse,copied,worst", "analysis=[curves]", "out=o", at=tmp_path)
+    assert result.code == 1 and "2_run=worst: missing" in result.out
+    assert "worse/metrics.csv: has no column split" in result.err.splitlines()[-1]
+    assert "run=worst analysis=[curves] out=o failed, too: worst/metrics.csv: has no column seed" in result.err
+    assert [path.name for path in (tmp_path / "o").iterdir() if path.is_dir()] == ["1_run=copied"]
+
+
 def test_a_refusal_takes_nothing_from_a_folder_that_was_there(copied, tmp_path):
     (copied / "metrics.csv").write_text("step,seed\n")
     (tmp_path / "o").mkdir()
@@ -750,6 +764,10 @@ def test_analyze_takes_a_preset(tmp_path):
         in succeeds("analyze", "experiment=demo", "budget=smoke", "--cfg", "job", "--resolve", at=tmp_path).out
     )
     assert "trainer" not in refused("analyze", "experiment=demo", "analysis=[pathz]", at=tmp_path)
+
+
+def test_options_may_follow_the_words(tmp_path):
+    assert "Defaults List" in succeeds("train", "seed=1", "--info", at=tmp_path).out
 
 
 # --- tracebacks and interruptions ------------------------------------------------------------------------------------
