@@ -26,6 +26,7 @@ from rankbench.commands import train as train_command
 from rankbench.commands.checks import check_corpus
 from rankbench.commands.compose import compose, load_plugins
 from rankbench.commands.failures import leaving_nothing
+from rankbench.config.arguments import typed_arguments
 from rankbench.config.keys import ConfigError, check_known, closest
 from rankbench.config.plugins import named as named_plugins
 from rankbench.config.schema import AnalyzeConfig, FigureKeys, TrainConfig
@@ -64,6 +65,7 @@ def _logging_to(path: Path | None) -> AbstractContextManager[None]:
     return logging_to(path, to_terminal=not logging.getLogger().handlers)
 
 
+@typed_arguments()
 @_keeping_threads()
 def train(*overrides: str, out: Folder | None = None) -> Run:
     """Train a run as `rankbench train` does, and run the analyses that its config names.
@@ -97,6 +99,7 @@ def train(*overrides: str, out: Folder | None = None) -> Run:
     return run
 
 
+@typed_arguments()
 def load(folder: Folder, *, plugins: str | Sequence[str] = ()) -> Run:
     """The run in a folder, or the newest one under outputs/ for "latest"; ConfigError if there is none.
 
@@ -110,6 +113,7 @@ def load(folder: Folder, *, plugins: str | Sequence[str] = ()) -> Run:
     return run
 
 
+@typed_arguments()
 def load_sweep(folder: Folder, *, plugins: str | Sequence[str] = ()) -> Runs:
     """The runs of a sweep's folder, with their varied keys and joined tables.
 
@@ -123,6 +127,7 @@ def load_sweep(folder: Folder, *, plugins: str | Sequence[str] = ()) -> Runs:
     return load_runs(os.fspath(folder))
 
 
+@typed_arguments("subject")
 @_keeping_threads()
 def analyze(
     subject: Run | Folder | Sequence[str] | nn.Module,
@@ -199,7 +204,12 @@ def _composed(
     subject: Run | Folder | Sequence[str], names: tuple[str, ...], given: dict[str, Any], out: Folder | None
 ) -> tuple[AnalyzeConfig, list[str]]:
     """The config of `analyze`, and the words of the command that has it."""
-    check_known("analysis", map(str, names), ANALYSES)
+    for name in names:
+        if not isinstance(name, str):
+            raise ConfigError(
+                f"analyze: an analysis is of type {type(name).__name__}; give names, as in 'residual', 'paths'"
+            )
+    check_known("analysis", names, ANALYSES)
     words = [f"analysis=[{','.join(names)}]"] if names else []
     words += [f"{key}={value}" for key, value in given.items() if value is not None]
     run = None
@@ -221,6 +231,7 @@ def _composed(
     return cfg, words
 
 
+@typed_arguments()
 def plot(
     table: pd.DataFrame, *, analysis: str | None = None, facet: str | None = None, published: str | None = None
 ) -> Figure:
@@ -284,6 +295,8 @@ def _set_options(cfg: AnalyzeConfig, options: Mapping[str, Any]) -> list[str]:
         else:
             keys = {name: [field.name for field in fields(ANALYSES[name].options)] for name in cfg.analysis}
             chosen = {name: {key: value} for name, held in keys.items() if key in held}
+            if key in cfg.analysis:
+                raise ConfigError(f'{key}: is an analysis; give its options by name, as in {key}={{"sequences": 64}}')
             if not chosen:
                 allowed = list(dict.fromkeys(option for held in keys.values() for option in held))
                 raise ConfigError(
@@ -293,6 +306,8 @@ def _set_options(cfg: AnalyzeConfig, options: Mapping[str, Any]) -> list[str]:
         for name, values in chosen.items():
             for option, setting in values.items():
                 plain = setting.tolist() if hasattr(setting, "tolist") else setting  # NumPy's numbers
+                if not isinstance(plain, str | int | float | list | tuple | dict | None):
+                    raise ConfigError(f"{option} is of type {type(plain).__name__}; give a number, a text or a list")
                 cfg.analysis[name][option] = plain
                 typed = plain if isinstance(plain, str) else json.dumps(plain, default=str)
                 words.append(f"analysis.{name}.{option}={typed}")

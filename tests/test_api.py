@@ -537,3 +537,34 @@ def test_a_null_byte_is_one_line_and_leaves_nothing(call, tmp_path, monkeypatch)
     with pytest.raises(rb.ConfigError, match=r"^\S+='.*\\x00.*': holds a null byte; leave it out$"):
         call()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda run: rb.plot(None), "plot: table=None; give a DataFrame"),
+        (lambda run: rb.plot("residual.csv"), "plot: table='residual.csv': is of type str; give a DataFrame"),
+        (lambda run: rb.plot(run.table("residual"), facet=3), "plot: facet=3: is of type int; give a text or None"),
+        (lambda run: rb.by_layer(run), "by_layer: table is of type Run; give a DataFrame"),
+        (lambda run: rb.train(3), "3: not an override; give texts"),
+        (lambda run: rb.train("seed=1", out=3), "train: out=3: is of type int; give a text, a path or None"),
+        (lambda run: rb.load(None), "load: folder=None; give a text or a path"),
+        (lambda run: rb.load(""), "run=: is empty; give the folder of a run"),
+        (lambda run: rb.load(run.folder, plugins=[3]), "load: plugins=[3]: is of type list; give a text or a list of"),
+        (lambda run: rb.load_sweep([run.folder]), "load_sweep: folder=["),
+        (lambda run: rb.analyze(run, ["residual", "paths"]), "analyze: an analysis is of type list; give names, as in"),
+        (lambda run: rb.analyze(run, "residual", residual=3), "residual: is an analysis; give its options by name"),
+        (lambda run: rb.analyze(run, "residual", sequences=pd.DataFrame()), "sequences is of type DataFrame; give a"),
+        (lambda run: run.table(["paths"]), "table: name=['paths']: is of type list; give a text"),
+        (lambda run: rb.Run(None), "Run: folder is of type NoneType; give a text or a path"),
+        (lambda run: rb.load_sweep(run.folder)[0:1], "__getitem__: number is of type slice; give a whole number"),
+    ],
+)
+def test_an_argument_of_another_type_is_one_line(call, said, run):
+    assert refusal(call, run).startswith(said)
+
+
+def test_numpys_integers_and_texts_for_paths_are_taken(run):
+    assert rb.Run(str(run.folder)).table("residual").equals(run.table("residual"))
+    with rb.observe(torch.nn.Linear(2, 2), torch.zeros(1, 3, 2), every=np.int64(3), out="numpy") as watch:
+        assert watch.every == 3

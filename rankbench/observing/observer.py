@@ -30,6 +30,7 @@ from torch.optim import Optimizer
 from rankbench import plots
 from rankbench.analyses import Subject
 from rankbench.analysing.module_runs import told
+from rankbench.config.arguments import typed_arguments
 from rankbench.config.keys import ConfigError, check_known, refuse_null_byte
 from rankbench.model.undisturbed import changed_by, hooked, undisturbed
 from rankbench.observing.folder import STEPS, Table, begin, check_folder, config_of, identity, observed_steps
@@ -45,6 +46,7 @@ log = logging.getLogger(__name__)
 COSTLY = 0.05  # share of the training's time above which the log warns of the cost
 
 
+@typed_arguments("model", "optimizer")
 def observe(
     model: nn.Module,
     inputs: Any = None,
@@ -90,11 +92,16 @@ def observe(
     identified (rankbench.measures.module_states), no states are measured, and the log says so; likewise for attention.
     """
     model = _unwrapped(model)
-    _check_arguments(
-        {"every": (every, 1), "sequences": (sequences, 1), "step": (step or 0, 0), "seed": (seed, 0)},
-        {"out": (out, str | PathLike | None), "name": (name, str | None)}
-        | {"task": (task, str), "measures": (measures, list | tuple), "stop": (stop, list | tuple)},
-    )
+    for key, value, least in (
+        ("every", every, 1),
+        ("sequences", sequences, 1),
+        ("step", step or 0, 0),
+        ("seed", seed, 0),
+    ):
+        if value < least:
+            raise ConfigError(f"observe: {key}={value}: out of range; allowed are whole numbers from {least}")
+    for key, text in (("out", out), ("name", name), ("task", task)):
+        refuse_null_byte(key, text)
     check_known("measures", measures, MEASURES)
     check_known("stop", stop, list(SIGNS))
     if stop and "states" not in measures:
@@ -114,19 +121,6 @@ def _unwrapped(model: Any) -> nn.Module:
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
         raise ConfigError(f"observe: {type(model).__name__} is TorchScript, which cannot be followed; give the module")
     return model
-
-
-def _check_arguments(numbers: dict[str, tuple[Any, int]], texts: dict[str, tuple[Any, Any]]) -> None:
-    """ConfigError unless each number, with the least that is allowed, and each text, with its type, is right."""
-    for key, (value, least) in numbers.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ConfigError(f"observe: {key}={value}: out of range; allowed are whole numbers from {least}")
-    for key, (text, allowed) in texts.items():
-        if not isinstance(text, allowed):
-            kinds = {"out": "a folder's name or path"} | dict.fromkeys(("measures", "stop"), "a list of names")
-            kind = kinds.get(key, "a text")
-            raise ConfigError(f"observe: {key}={text}: is a {type(text).__name__}; give {kind}")
-        refuse_null_byte(key, text)
 
 
 def _counted(optimizer: Any) -> Optimizer:
@@ -302,6 +296,7 @@ class Observer:
             return True
         return False
 
+    @typed_arguments()
     def table(self, name: str) -> pd.DataFrame:
         """The table so far: states, attention, weights or steps."""
         check_known("table", [name], [table.removeprefix("observed_") for table in OBSERVED])

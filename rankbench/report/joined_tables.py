@@ -9,6 +9,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from rankbench.analyses import ANALYSES
+from rankbench.config.arguments import typed_arguments
 from rankbench.config.keys import ConfigError, closest
 from rankbench.plots.sweep import column_in_words
 from rankbench.report.jobs import (
@@ -41,12 +42,14 @@ class Runs:
     def __len__(self) -> int:
         return len(self.folders)
 
+    @typed_arguments()
     def __getitem__(self, number: int) -> Run:
         return Run(self.folders[number])
 
     def __iter__(self) -> Iterator[Run]:
         return map(Run, self.folders)
 
+    @typed_arguments()
     def table(self, name: str) -> pd.DataFrame:
         """Concatenate the runs' tables of an analysis; ConfigError if no run has one."""
         tables = {folder: _tables_at(folder, [name]) for folder in self.folders}

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 import yaml
 
+from rankbench.config.arguments import typed_arguments
 from rankbench.config.compatibility import check
 from rankbench.config.keys import ConfigError, closest, typed_config
 from rankbench.config.plugins import require
@@ -54,6 +55,11 @@ class Run:
     """The folder of one training run with all its seeds. The run's name is the folder's name."""
 
     folder: Path
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.folder, str | os.PathLike):
+            raise ConfigError(f"Run: folder is of type {type(self.folder).__name__}; give a text or a path")
+        object.__setattr__(self, "folder", Path(self.folder))
 
     @property
     def name(self) -> str:
@@ -96,6 +102,7 @@ class Run:
                 "that was there"
             )
 
+    @typed_arguments()
     def table(self, name: str) -> pd.DataFrame:
         """Read a table from the run's folder: that of an analysis, as in table("paths"), or `verdicts`, or `layers`.
 
@@ -358,6 +365,8 @@ class Run:
 
 def find_run(text: str) -> Run:
     """The run given by `run=`: a folder, or `latest` for the newest under outputs/."""
+    if not text:
+        raise ConfigError("run=: is empty; give the folder of a run, or run=latest")
     if text != "latest":
         return Run(Path(text))
     folders = [path.parent for path in (*OUTPUTS.glob("train/*/config.yaml"), *OUTPUTS.glob("train/*/*/config.yaml"))]

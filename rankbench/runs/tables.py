@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from rankbench.config.arguments import typed_arguments
 from rankbench.config.keys import ConfigError
 from rankbench.runs.files import LARGEST_TABLE, bounded, write_text
 from rankbench.runs.intervals import half_width, interval95
@@ -167,6 +168,7 @@ def last_of_layer(table: pd.DataFrame) -> pd.DataFrame:
     return states[~before_mlp]
 
 
+@typed_arguments()
 def by_layer(table: pd.DataFrame) -> pd.DataFrame:
     """The rows of a table that a first look needs: one for each run, seed and layer.
 
