@@ -6,9 +6,11 @@ import re
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
+from yaml import YAMLError
 
 from rankbench.config import plugins
 from rankbench.config.keys import WANTED, ConfigError, as_typed, closest, entries, listed, unknown
@@ -29,9 +31,22 @@ def explaining(command: str, words: list[str]) -> Iterator[None]:
         yield
     except Exception as error:
         of_words = isinstance(error, HydraException | OmegaConfBaseException) or _within_hydra(error)
-        if not of_words or isinstance(error, ConfigError):
+        unreadable = _unreadable_file(error)
+        if isinstance(error, ConfigError) or not (of_words or unreadable):
             raise
-        raise ConfigError(explain(error, command, words)) from None
+        raise ConfigError(unreadable or explain(error, command, words)) from None
+
+
+def _unreadable_file(error: Exception) -> str | None:
+    """The refusal of a file of choices that is no YAML, or whose choices lead back to itself; None for other errors."""
+    if isinstance(error, RecursionError):
+        return "a YAML file leads back to itself, by its defaults or by an alias; take the circle out"
+    paths = [frame.f_locals.get("full_path") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error)
+    if not any(paths) or not (mark or isinstance(error, YAMLError | UnicodeDecodeError | OSError)):
+        return None
+    line = f", line {mark.line + 1}" if mark else ""
+    return f"{next(filter(None, paths))}{line}: not readable as YAML ({' '.join(problem.split())}); correct the file"
 
 
 def _within_hydra(error: Exception) -> bool:
@@ -48,6 +63,8 @@ def explain(error: BaseException, command: str, words: list[str]) -> str:
         if odd := UNKNOWN_TO_HYDRA.search(error.override.replace("'", "").replace('"', "").partition("=")[2]):
             return f"""{error.override}: not understood because of {odd[0]}; quote it, as in '["{odd[0]}"]'"""
         return f"{error.override}: not understood; give key=value, in quotes where the value holds brackets or commas"
+    if (file := re.match(r"In '(.*)': \w+ raised while composing", str(error))) and error.__context__ is not None:
+        return f"{file[1]}.yaml: {_explain_file(error.__context__, command, words)}"
     stumbled = not isinstance(error, HydraException | OmegaConfBaseException)  # over a choice that is not a name
     while error.__cause__ is not None:
         error = error.__cause__
@@ -63,6 +80,8 @@ def explain(error: BaseException, command: str, words: list[str]) -> str:
     culprits = [word for word in words if word.partition("=")[0].lstrip("+~") in ("", *groups())]
     if stumbled and culprits:
         culprit = max(culprits, key=lambda word: sum(letter in word for letter in "[]{}$"))
+        if (value := culprit.partition("=")[2]).isidentifier() and value not in ("null", "nan", "inf", "true", "false"):
+            return f"{culprit}: its file's defaults are not a list of choices, as in `- override /model: san`"
         return f"{culprit}: a group needs one of its choices, as in model=san; groups are {', '.join(groups())}"
     if match := re.search(r"(?:Ambiguous value for argument|Sweep parameters) '(.*)'", text):
         return f"{match[1]}: several values; add -m to run one job for each, or write a list as [a,b]"
@@ -72,6 +91,27 @@ def explain(error: BaseException, command: str, words: list[str]) -> str:
         return f"{match[1]}: no such group; groups are {', '.join(groups())}"
     key = getattr(error, "full_key", None)  # OmegaConf's errors have it, and repeat it with classes in further lines
     return f"{key}: {text.splitlines()[0]}" if key else " ".join(text.split())
+
+
+def _explain_file(error: BaseException, command: str, words: list[str]) -> str:
+    """Explain what a YAML file says that its command does not take."""
+    key, text = getattr(error, "full_key", None) or "", str(error)
+    if key in groups() and isinstance(error, ConfigKeyError):  # without the header, its keys are those of its group
+        return "its keys are not at the top; let it begin with the line `# @package _global_`, followed by keys"
+    group = re.search(r"not a subclass of (\w+?)Conf(?:ig)?\b", text)
+    if group or re.search("merge DictConfig with ListConfig|to Dict", text):
+        name = group[1].lower() if group else key or "analysis"
+        return (
+            f"{name}: is a group of keys; give these, as in {name}: {{<key>: <value>}}, or choose one in the file's "
+            f"defaults, as in `- override /{name}: {'[residual]' if name == 'analysis' else '<choice>'}`"
+        )
+    if key in KEYS:
+        if isinstance(error, ConfigKeyError):
+            return (
+                f"{key}: keys are nested in a YAML file, as in {key.replace('.', ': {')}: <value>{'}' * key.count('.')}"
+            )
+        return _wrong_value(error)
+    return explain(error, command, words)
 
 
 def _unknown_choice(path: str, words: list[str]) -> str:
@@ -124,12 +164,12 @@ def wanted(message: str) -> str:
             return f"wants {words}"
     if "List" in message or "list" in message:
         return f"wants {WANTED[list]}"
-    if "not Optional" in message or "non-optional" in message.lower():
+    if "not Optional" in message or "non-optional" in message.lower() or "value 'None'" in message:
         return "null is not allowed here"
     return message.split("\n")[0]
 
 
-def _wrong_value(error: ValidationError) -> str:
+def _wrong_value(error: Any) -> str:
     key, text = error.full_key, str(error)
     got = f"{key}={as_typed(error.value) if error.value != '' else ''}"
     if "is not a subclass" in text:

@@ -2,6 +2,7 @@
 allowed."""
 
 import pytest
+from command_line import refused
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 from refusals import refusal
@@ -115,6 +116,38 @@ def test_a_choice_over_which_hydra_stumbles_is_named(word):
 @pytest.mark.parametrize("word", ["experiment=[demo,dong_fig4_sorting]", "+model=[san,lstm]"])
 def test_several_choices_of_a_group_are_not_merged(word):
     assert refusal(compose, "train", word).startswith(f"{word}: several choices; give one, or with -m a job for each")
+
+
+HEAD = "# @package _global_\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (HEAD + "model:\n\tlayers: 1\n", "mine.yaml, line 3: not readable as YAML (found character '\\t'"),
+        (HEAD + "seed: 1\nseed: 2\n", "mine.yaml, line 3: not readable as YAML (found duplicate key seed); correct"),
+        (HEAD + "# caf\xe9", "mine.yaml: not readable as YAML ('utf-8' codec can't decode byte 0xe9"),
+        ("3", "mine.yaml: not readable as YAML (Invalid loaded object type: int)"),
+        (HEAD + "defaults: [mine]\n", "a YAML file leads back to itself"),
+        (HEAD + "defaults: san\n", "experiment=mine: its file's defaults are not a list of choices, as in `- override"),
+        ("seed: 1\n", "experiment/mine.yaml: its keys are not at the top; let it begin with the line `# @package"),
+        (HEAD + "modle: {layers: 1}\n", "experiment/mine.yaml: modle: unknown key, did you mean model?"),
+        (HEAD + "model: {layer: 1}\n", "experiment/mine.yaml: model.layer: unknown key, did you mean layers?"),
+        (HEAD + "model: {layers: two}\n", "experiment/mine.yaml: model.layers=two: wants an integer"),
+        (HEAD + "model: {layers: }\n", "experiment/mine.yaml: model.layers=null: null is not allowed here"),
+        (
+            HEAD + "model.layers: 2\n",
+            "experiment/mine.yaml: model.layers: keys are nested in a YAML file, as in model",
+        ),
+        (HEAD + "model: san\n", "experiment/mine.yaml: model: is a group of keys; give these"),
+        (HEAD + "analysis: [paths]\n", "in the file's defaults, as in `- override /analysis: [residual]`"),
+    ],
+)
+def test_a_mistake_in_a_yaml_file_is_one_line_that_names_the_file(text, said, tmp_path):
+    (tmp_path / "conf" / "experiment").mkdir(parents=True)
+    (tmp_path / "conf" / "experiment" / "mine.yaml").write_text(text, encoding="latin-1")
+    assert said in refused("train", "--config-dir=conf", "experiment=mine", at=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["conf"]
 
 
 def test_a_long_list_of_what_is_allowed_is_cut_and_an_empty_one_named():
