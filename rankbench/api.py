@@ -22,8 +22,7 @@ from rankbench.analysing.modules import building_once, offering
 from rankbench.analysing.runner import analyze_into, analyze_trained, draw_curves, measure, options_of
 from rankbench.analysing.subjects import check_finite, subjects_of
 from rankbench.commands import analyze as analyze_command
-from rankbench.commands import train as train_command
-from rankbench.commands.checks import check_corpus
+from rankbench.commands.checks import check_corpus, check_job
 from rankbench.commands.compose import compose, load_plugins
 from rankbench.commands.failures import leaving_nothing
 from rankbench.config.arguments import typed_arguments
@@ -85,8 +84,7 @@ def train(*overrides: str, out: Folder | None = None) -> Run:
                 f"{twice[0]}: the keyword out={os.fspath(out)} also names a folder; leave one of them out"
             )
         cfg.out = os.fspath(out)
-    train_command.check(cfg)
-    check_corpus(cfg)
+    check_job(cfg)
     run = Run(Path(cfg.out))
     with _logging_to(run.folder / "train.log"):
         try:

@@ -10,7 +10,7 @@ import pandas as pd
 import torch
 from torch import nn
 
-from rankbench.config.keys import ConfigError
+from rankbench.config.keys import ConfigError, check_fields
 from rankbench.config.schema import TrainConfig
 from rankbench.measures.module_reading import NOTHING_ASKED, Asked, ReadModule, read_module
 from rankbench.model.lstm import Lstm
@@ -200,5 +200,14 @@ class Analysis:
     drawn_apart: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        check_fields(self.options, "options")
+        for name in ("table", "digest", *(name for name in ("figure", "check") if getattr(self, name) is not None)):
+            if not callable(value := getattr(self, name)):
+                raise ConfigError(f"{name} is of type {type(value).__name__}; give a function")
+        if not isinstance(self.columns, Mapping):
+            raise ConfigError(f"columns is of type {type(self.columns).__name__}; give a dict of names and meanings")
+        if isinstance(self.recognised_by, str) or (unknown := set(self.recognised_by) - set(self.columns)):
+            wrong = self.recognised_by if isinstance(self.recognised_by, str) else min(unknown)
+            raise ConfigError(f"recognised_by={wrong!r}: give a tuple of columns; they are {', '.join(self.columns)}")
         if unknown := self.needs - NEEDS.keys():
             raise ConfigError(f"needs={min(unknown)}: unknown; allowed are {', '.join(NEEDS)}")

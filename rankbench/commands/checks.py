@@ -2,7 +2,8 @@
 that are missing."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 
@@ -15,8 +16,24 @@ from rankbench.runs.files import regular
 
 def check_job(cfg: Config, words: Sequence[str] = ()) -> None:
     """Raise ConfigError for a job that its command refuses, or whose text is missing or does not fit."""
-    check_everything(cfg, words)
-    check_corpus(cfg)
+    with doubting_plugins():
+        check_everything(cfg, words)
+        check_corpus(cfg)
+
+
+@contextmanager
+def doubting_plugins() -> Iterator[None]:
+    """Turn an error in our own code into a ConfigError if there are plug-ins, which then break a promise."""
+    try:
+        yield
+    except (AttributeError, TypeError, ValueError, LookupError) as error:
+        if isinstance(error, ConfigError) or not plugins.LOADED or plugins.frames_of_user(error):
+            raise
+        raise ConfigError(
+            f"plugins=[{','.join(sorted(plugins.LOADED))}]: rankbench fails with what it brings "
+            f"({type(error).__name__}: {error}); docs/EXTENDING.md says what is asked of it; HYDRA_FULL_ERROR=1 shows "
+            "where"
+        ) from error
 
 
 def check_everything(cfg: Config, words: Sequence[str] = ()) -> None:

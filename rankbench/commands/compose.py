@@ -219,6 +219,12 @@ def _keep_named_analyses(cfg: DictConfig, words: Iterable[str]) -> None:
     overrides = OverridesParser.create().parse_overrides(list(words))
     values = {override.get_key_element(): override.value() for override in overrides if not override.is_delete()}
     if isinstance(named := values.get("analysis"), str | list):
+        for name in [named] if isinstance(named, str) else named:
+            if name not in cfg.analysis:
+                raise ConfigError(
+                    f"analysis={name}: its YAML file has no keys under analysis.{name}; let it begin with the line "
+                    f"`# @package analysis.{name}`"
+                )
         kept = {named} if isinstance(named, str) else set(named)
         kept |= {key.split(".")[1] for key in values if key.startswith("analysis.")}
         with read_write(cfg), open_dict(cfg):

@@ -154,6 +154,24 @@ def entries(cls: Any, prefix: str = "") -> list[Entry]:
     return own + nested
 
 
+def check_fields(cls: Any, what: str) -> None:
+    """Raise ConfigError unless this is a dataclass whose fields are keys of types that a command line can give."""
+    if not dataclasses.is_dataclass(cls):
+        raise ConfigError(f"{what}: is not a dataclass, whose fields are keys; put @dataclass(frozen=True) above it")
+    for field in dataclasses.fields(cls):
+        kinds = [typing.get_origin(kind) or kind for kind in typing.get_args(field.type) or (field.type,)]
+        if isinstance(field.type, str):
+            raise ConfigError(
+                f"{what}.{field.name}: its type is a text; leave out `from __future__ import annotations`"
+            )
+        kinds = [typing.get_origin(field.type)] if typing.get_origin(field.type) in WANTED else kinds
+        if wrong := [kind for kind in kinds if kind not in (*WANTED, types.NoneType)]:
+            allowed = ", ".join(kind.__name__ for kind in WANTED)
+            raise ConfigError(f"{what}.{field.name}: has the type {wrong[0]}; allowed are {allowed}, also with | None")
+        if "key" not in field.metadata:
+            raise ConfigError(f"{what}.{field.name}: is no key; write {field.name}: <type> = key('<what it means>')")
+
+
 def typed(cls: Any, values: Any, prefix: str) -> Any:
     """An instance of dataclass `cls` from plain values; ConfigError for a key or a value that does not fit."""
     converted = _converted(cls, values, prefix)

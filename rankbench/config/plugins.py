@@ -12,17 +12,19 @@ import sys
 import traceback
 from collections import UserDict
 from collections.abc import Iterable, Mapping, MutableMapping
+from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
-from rankbench.config.keys import ConfigError
+from rankbench.config.keys import ConfigError, check_fields
 from rankbench.config.schema import conf_dir
 
 GROUP = "rankbench.plugins"
 PAPERS = "rankbench.papers"
+ALMOST = 0.85  # similarity of names from which one is taken for the other misspelt: TASK and TASKS
 PUBLISHED = "published.csv"  # with the numbers that a paper prints
 Brought = TypeVar("Brought")
 
@@ -146,6 +148,9 @@ def load(registries: Mapping[str, tuple[MutableMapping[str, Any], type]]) -> Non
             refusal = ConfigError(f"{plugin.asked}: cannot be imported ({reason}); fix it, or leave it out")
             refusal.frames = "".join(traceback.format_list(frames_of_user(error)))
             raise refusal from None
+        for own in (own for own, value in vars(module).items() if isinstance(value, dict) and own.isupper()):
+            if own not in registries and (near := get_close_matches(own, registries, 1, ALMOST)):
+                raise ConfigError(f"{plugin.asked}: has a dict {own}, did you mean {near[0]}?; give it another name")
         brought = [(ours, _brought(module, plugin.asked, kind, *ours)) for kind, ours in registries.items()]
         files = plugin.conf is not None or plugin.file.with_name(PUBLISHED).exists()
         if not files and not any(theirs for _, theirs in brought):
@@ -167,6 +172,11 @@ def _brought(module: ModuleType, asked: str, kind: str, ours: Mapping[str, Any],
         raise ConfigError(f"{asked}: {kind} is not a dict with values {values}; fix it")
     if known := next((name for name in theirs if name in ours), None):
         raise ConfigError(f"{asked}: {kind} has {known}, which exists already; give it another name")
+    for name, value in theirs.items():
+        if not isinstance(name, str):
+            raise ConfigError(f"{asked}: {kind} has the name {name!r}; give a text")
+        if kind == "TASKS":
+            check_fields(value, f"{asked}: {kind}: {name}")
     return theirs
 
 

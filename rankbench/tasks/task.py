@@ -114,6 +114,8 @@ def check_sample(task: Task) -> None:
             )
     if not task.padded and not batch.inputs.is_floating_point() and (batch.inputs == ABSENT).any():
         raise ConfigError(f"{begins} gave inputs of {ABSENT}, but padded = False; set padded = True")
+    if not torch.equal(batch.inputs, task.sample(2, generator_for(0, "check")).inputs):
+        raise ConfigError(f"{begins} drew other sequences from the same generator; give generator= to all its draws")
     scores = is_scored(batch.targets).any() or is_scored(task.sample(MOST_UNSCORED, generator).targets).any()
     if not scores:
         raise ConfigError(f"{begins} gave no target that is scored, but {ABSENT} or nan alone; give others")

@@ -328,6 +328,9 @@ def test_a_job_takes_the_plugins_of_its_config(example):
     assert resolve(config, words).task["alphabet"] == 3 and "letter_count" in TASKS
 
 
+FIELD = "from dataclasses import dataclass\n@dataclass\nclass A:\n    size: int"
+
+
 @pytest.mark.parametrize(
     ("files", "said"),
     [
@@ -341,9 +344,22 @@ def test_a_job_takes_the_plugins_of_its_config(example):
         ),
         ({"mine.py": "TASKS = {'a': 3}"}, "TASKS is not a dict with values that are classes; fix it"),
         ({"mine.py": "TASKS = {'a': int, 'sorting': int}"}, "TASKS has sorting, which exists already"),
+        ({"mine.py": "ANALYSES = {'b': int}"}, "ANALYSES is not a dict with values of type Analysis"),
+        ({"mine.py": "TASKS = {'a': int}"}, "TASKS: a: is not a dataclass, whose fields are keys"),
+        ({"mine.py": f"{FIELD} = 3\nTASKS = {{3: A}}"}, "TASKS has the name 3; give a text"),
+        ({"mine.py": f"{FIELD} = 3\nTASKS = {{'a': A}}"}, "TASKS: a.size: is no key; write size: <type> = key"),
         (
-            {"mine.py": "TASKS = {'a': int}\nANALYSES = {'b': int}"},
-            "ANALYSES is not a dict with values of type Analysis",
+            {"mine.py": f"{FIELD.replace('int', 'set')} = 3\nTASKS = {{'a': A}}"},
+            "TASKS: a.size: has the type <class 's",
+        ),
+        (
+            {"mine.py": f"from __future__ import annotations\n{FIELD} = 3\nTASKS = {{'a': A}}"},
+            "TASKS: a.size: its type is a text; leave out `from __future__",
+        ),
+        ({"mine.py": "TASK = {'a': int}"}, r"has a dict TASK, did you mean TASKS\?; give it another name"),
+        (
+            {"mine.py": f"from rankbench.analyses import Analysis\n{FIELD} = 3\nAnalysis(A, None, None, None, [], ())"},
+            r"cannot be imported \(ConfigError: options.size: is no key",
         ),
         ({"mine.py": "CLAIMS = {'mine': 'that it is so'}"}, "CLAIMS is not a dict with values of type Claim"),
         ({"mine.py": "PAPERS = {'Dong et al. 2021': ''}"}, "PAPERS has Dong et al. 2021, which exists already"),
@@ -363,7 +379,7 @@ def test_what_is_no_plugin_ends_in_one_line(elsewhere, files, said):
     before = list(TASKS), list(ANALYSES)
     with pytest.raises(ConfigError, match=rf"^plugins=\[mine\]: {said}") as error:
         load_plugins(["mine"])
-    assert error.value.frames.startswith(f'  File "{elsewhere}/mine.py", line 1') or "cannot be imported" not in said
+    assert error.value.frames.startswith(f'  File "{elsewhere}/mine.py", line ') or "cannot be imported" not in said
     assert (list(TASKS), list(ANALYSES)) == before
     load_plugins()  # the next command has forgotten it
 
@@ -497,6 +513,12 @@ def test_a_run_tries_what_it_takes_from_a_plugin_before_it_begins(elsewhere):
             '"weight_size": value',
             '"size": value',
             "analysis=mine_weights: its table has the column size, which its col",
+        ),
+        ("generator=generator)\n", ")\n", "task=mine_reversal: sample drew other sequences from the same generator"),
+        (
+            "def num_outputs",
+            "def outputs",
+            r"plugins=\[mine\]: rankbench fails with what it brings \(AttributeError: 'Rev",
         ),
         ("@ heads.own", "* heads.own", r"model.attention=mine_gated: gate gave \(2, 2, 5, 4\)"),
     ):
