@@ -32,7 +32,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     that was not trained.
     """
     if subject.curve is None:
-        raise ConfigError("analysis=[curves]: a fresh model has none; give a trained run with run=<folder>")
+        raise ConfigError("analysis=[curves]: needs metrics.csv of a training; give with run=<folder> one that has it")
     rows = subject.curve
     test = rows[rows.split == "test"].set_index("step").loss
     valid = rows[rows.split == "valid"].set_index("step").loss

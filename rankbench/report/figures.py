@@ -23,7 +23,7 @@ from rankbench.report.study import (
     studied_columns,
     with_columns,
 )
-from rankbench.runs.run import OBSERVED
+from rankbench.runs.run import OBSERVED, Run
 from rankbench.runs.tables import RUN_COLUMNS, booleans_as_words, read_table, write_table
 
 KINDS = (*plots.KINDS, ".svg")
@@ -210,7 +210,10 @@ def drawable(path: Path, chosen: StudyKeys) -> tuple[str, pd.DataFrame, list[str
     the rows of its chosen columns. ConfigError if it has no figure, or not the chosen one."""
     if not path.is_file():
         raise ConfigError(f"table={path}: no such file; give a table of a run or a report, such as residual.csv")
-    table = booleans_as_words(read_table(path))
+    is_of_run = path.name == "metrics.csv" and (path.parent / "config.yaml").exists()
+    table = Run(path.parent).metrics if is_of_run else booleans_as_words(read_table(path))
+    if table.empty:
+        raise ConfigError(f"table={path}: has no rows to draw")
     if missing := [name for name in RUN_COLUMNS if name not in table]:
         raise ConfigError(f"table={path}: not a table of runs, because it has no column {missing[0]}")
     own = [name for name in table if "." in name and name.partition(".")[0] not in (*ANALYSES, *FIGURES)]

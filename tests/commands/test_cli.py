@@ -740,6 +740,21 @@ def test_a_refusal_after_the_folder_is_made_leaves_none(out, copied, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["copied"]
 
 
+def test_a_runs_own_learning_curve_is_drawn_and_a_table_without_rows_refused(copied, tmp_path):
+    succeeds("plot", "copied/metrics.csv", "out=o", at=tmp_path)
+    assert (tmp_path / "o" / "metrics.png").exists()
+    header = "run,task,model,seed,layer,relative_residual\n"
+    (copied / "residual.csv").write_text(header)
+    line = refused("plot", "copied/residual.csv", "out=p", at=tmp_path)
+    assert line == "rankbench plot: table=copied/residual.csv: has no rows to draw"
+
+
+def test_hydras_record_is_no_run_in_a_folder_without_a_config(copied, tmp_path):
+    (copied / ".hydra").mkdir(exist_ok=True)
+    (copied / "config.yaml").rename(copied / ".hydra" / "config.yaml")
+    assert "run=copied: no config.yaml there; give the folder" in refused("analyze", "run=copied", at=tmp_path)
+
+
 def test_refused_jobs_of_a_sweep_leave_no_folders_and_each_says_why(copied, tmp_path):
     for name, rows in {"worse": "step,seed\n", "worst": "step,split\n"}.items():
         shutil.copytree(copied, tmp_path / name)

@@ -272,7 +272,11 @@ def test_what_is_no_table_of_an_analysis_is_one_line(value, said, monkeypatch):
         seed: int = 0
         who: ClassVar[dict] = {"run": "a", "task": "b", "model": "c", "seed": 0}
 
-    monkeypatch.setitem(ANALYSES, "mine", Analysis(dict, lambda *_: value, None, str, {}, ()))
+    @dataclass
+    class Options:
+        """None."""
+
+    monkeypatch.setitem(ANALYSES, "mine", Analysis(Options, lambda *_: value, None, str, {}, ()))
     line = refusal(runner.measure, "mine", {}, [Subject()])
     assert line.startswith(f"analysis=mine: {said}; a table returns a DataFrame with rows, without run")
 

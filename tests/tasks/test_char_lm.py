@@ -649,7 +649,7 @@ def test_curves_of_a_task_without_a_validation_set(tmp_path):
         "bigram_loss",
     } & {*table}
     fresh = dataclasses.replace(subject, curve=None)
-    assert "a fresh model has none" in refusal(curves.table, fresh, curves.Options(["test"]))
+    assert "needs metrics.csv of a training" in refusal(curves.table, fresh, curves.Options(["test"]))
 
 
 def test_curves_options():
