@@ -35,7 +35,7 @@ from rankbench.plots import Figure, show_in_notebook
 from rankbench.plots.pages import one_facet
 from rankbench.plots.training import FIGURES
 from rankbench.progress import logging_to
-from rankbench.report.figures import analysis_of, final_pages
+from rankbench.report.figures import analysis_of, doubting, final_pages
 from rankbench.report.jobs import runs_in
 from rankbench.report.joined_tables import Runs, load_runs
 from rankbench.runs.machine import Machine
@@ -255,23 +255,27 @@ def plot(
     columns = ("job_status",) if name == "sweep" else () if name in FIGURES else ANALYSES[name].recognised_by
     if missing := [column for column in columns if column not in table]:
         raise ConfigError(f"analysis={name}: not its table, which has a column {missing[0]}")
+    with doubting(f"analysis={name}"):
+        figure = _figure_of(name, table, facet, published)
+    show_in_notebook()
+    return figure
+
+
+def _figure_of(name: str, table: pd.DataFrame, facet: str | None, published: str | None) -> Figure:
+    """The figure of a table of this analysis or training; ConfigError if there is nothing to draw."""
     varied = [key for key in table.attrs.get("varied", ()) if key in table]
     if name == "sweep":
         pages = final_pages(table, varied, FigureKeys(facet=facet))
         if not pages:
             raise ConfigError("analysis=sweep: no final numbers of finished runs, or no key that varies between them")
-        figure, _, _ = pages[0]
-    else:
-        if facet is None and varied:
-            table, facet = one_facet(table, varied), varied[0]
-        if name in FIGURES:
-            figure = FIGURES[name](table, facet)
-        else:
-            draw = ANALYSES[name].figure
-            assert draw is not None  # name is in drawable
-            figure = draw(table, None if published is None else published_numbers(published), facet)
-    show_in_notebook()
-    return figure
+        return pages[0][0]
+    if facet is None and varied:
+        table, facet = one_facet(table, varied), varied[0]
+    if name in FIGURES:
+        return FIGURES[name](table, facet)
+    draw = ANALYSES[name].figure
+    assert draw is not None  # name is drawable
+    return draw(table, None if published is None else published_numbers(published), facet)
 
 
 def _names_of(plugins: str | Sequence[str]) -> list[str]:

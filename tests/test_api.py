@@ -564,6 +564,20 @@ def test_an_argument_of_another_type_is_one_line(call, said, run):
     assert refusal(call, run).startswith(said)
 
 
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda table: table.drop(columns="seed"),
+        lambda table: table.set_index("layer"),
+        lambda table: table.assign(relative_residual="abc"),
+        lambda table: table.loc[:, [*table.columns, "layer"]],
+    ],
+)
+def test_a_table_that_lost_a_column_or_its_numbers_is_refused_in_one_line(spoil, run, tmp_path):
+    table = spoil(run.table("residual"))
+    assert refusal(rb.plot, table, analysis="residual").startswith("analysis=residual: cannot be drawn (")
+
+
 def test_numpys_integers_and_texts_for_paths_are_taken(run):
     assert rb.Run(str(run.folder)).table("residual").equals(run.table("residual"))
     with rb.observe(torch.nn.Linear(2, 2), torch.zeros(1, 3, 2), every=np.int64(3), out="numpy") as watch:

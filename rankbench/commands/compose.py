@@ -87,7 +87,7 @@ def _each_run(word: str) -> list[str]:
 
 def _quoted(word: str, is_sweep: bool) -> str:
     """The word with its value quoted for Hydra where that would misread it: letters other than ASCII's and some signs,
-    and in a path = and brackets, and commas as in the folders of a sweep's jobs. ~/ is the user's home."""
+    and in a path = and brackets, and commas as in the folders of a sweep's jobs or any out=. ~/ is the user's home."""
     key, _, value = word.partition("=")
     is_path, is_list = key in ("run", "runs", "out", "inputs", "table"), key == "runs" and value[:1] == "["
     if is_list or (key in ("report.where", "report.baseline") and value[:1] not in ("'", '"') and value != "null"):
@@ -95,7 +95,7 @@ def _quoted(word: str, is_sweep: bool) -> str:
     is_sweep = is_sweep and key != "out"
     if value[:1] in ("'", '"', "[", "{") or (is_sweep and re.search("['\"()]", value)):
         return word
-    has_commas = is_path and "," in value and Path(value).exists()
+    has_commas = is_path and "," in value and (key == "out" or Path(value).exists())
     misread = UNKNOWN_TO_HYDRA.search(value) or (is_path and not is_sweep and re.search(r"[=()[\]]|[^$]{", value))
     if not (has_commas or misread):
         return word

@@ -15,8 +15,8 @@ from rankbench.analyses import Subject
 from rankbench.config.keys import ConfigError
 from rankbench.runs.files import write_json, write_text
 from rankbench.runs.machine import Machine
-from rankbench.runs.records import read_yaml
-from rankbench.runs.run import OBSERVED, Run, differences
+from rankbench.runs.records import differences, read_yaml
+from rankbench.runs.run import OBSERVED, Run
 from rankbench.runs.tables import read_table
 from rankbench.training.journal import StepsFile
 

@@ -1,5 +1,7 @@
 """The figures of a report with their captions: final numbers, chosen columns, analyses, and watched trainings."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +11,7 @@ from rankbench import plots
 from rankbench.analyses import ANALYSES
 from rankbench.analysing.runner import draw
 from rankbench.config.keys import ConfigError, check_known
+from rankbench.config.plugins import frames_of_user
 from rankbench.config.schema import FigureKeys, StudyKeys
 from rankbench.plots.pages import MOST_PANELS, joined, pages_of_analysis, pages_of_final_numbers
 from rankbench.plots.sweep import column_in_words, draw_differences, draw_scatter, draw_sweep
@@ -229,14 +232,31 @@ def drawable(path: Path, chosen: StudyKeys) -> tuple[str, pd.DataFrame, list[str
     return named[0] if named else "", table, keys, studied
 
 
+@contextmanager
+def doubting(what: str) -> Iterator[None]:
+    """Turn an error in drawing a table that the user gives into a ConfigError: it lacks a column, or has words among
+    its numbers. what: the table, in words."""
+    try:
+        yield
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        if isinstance(error, ConfigError) or frames_of_user(error):
+            raise
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(
+            f"{what}: cannot be drawn ({reason}); it needs every column that its analysis writes, each once, with "
+            "numbers as numbers"
+        ) from error
+
+
 def redraw(path: Path, how: Drawing) -> list[str]:
     """Draw a table's figure as a report does, or its chosen columns; return lines for the reader."""
     name, table, keys, studied = drawable(path, how.chosen)
-    if studied:
-        runs = table[list(dict.fromkeys([*RUN_COLUMNS, *keys]))].drop_duplicates()
-        captions = draw_study(studied, with_columns(runs, studied, how.chosen, keys), keys, how)
-    else:
-        captions = draw_final(table, keys, how) if name == "sweep" else draw_tables({name: table}, keys, how)
+    with doubting(f"table={path}"):
+        if studied:
+            runs = table[list(dict.fromkeys([*RUN_COLUMNS, *keys]))].drop_duplicates()
+            captions = draw_study(studied, with_columns(runs, studied, how.chosen, keys), keys, how)
+        else:
+            captions = draw_final(table, keys, how) if name == "sweep" else draw_tables({name: table}, keys, how)
     if not captions:
         raise ConfigError(f"table={path}: no key varies in it, and no number of a finished run is in it")
     return [f"{caption}.\n-> {how.folder / name}.png, .pdf and .svg" for name, caption in captions.items()]

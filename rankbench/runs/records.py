@@ -69,3 +69,11 @@ def checksum(path: Path) -> str | None:
         return None
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def differences(old: Any, new: Any, key: str = "") -> dict[str, tuple[Any, Any]]:
+    """By dotted key, the old and the new value where two configs differ."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        parts = [differences(old.get(name), new.get(name), f"{key}.{name}" if key else name) for name in old | new]
+        return dict(item for part in parts for item in part.items())
+    return {} if old == new else {key: (old, new)}

@@ -20,7 +20,7 @@ from rankbench.config.keys import ConfigError, closest, typed_config
 from rankbench.config.plugins import require
 from rankbench.config.schema import BaseConfig, TrainConfig
 from rankbench.runs.files import OUTPUTS, by_time, naming, regular, sync, write_json, write_text
-from rankbench.runs.records import checksum, read_json, read_yaml
+from rankbench.runs.records import checksum, differences, read_json, read_yaml
 from rankbench.runs.summary import read_summary
 from rankbench.runs.tables import RUN_COLUMNS, column_help, read_table
 
@@ -160,8 +160,10 @@ class Run:
 
     def _changes(self, cfg: TrainConfig) -> dict[str, tuple[Any, Any]]:
         """By key, the values in the run's folder and in `cfg`, where they differ in a way that changes the numbers."""
-        if not (self.folder / "config.yaml").exists() or not self.has_begun:
+        if not self.has_begun:
             return {}
+        if not (path := self.folder / "config.yaml").exists():
+            raise ConfigError(f"{path}: missing, though the run has begun; put it back, or give another folder")
         changed = sorted(differences(dataclasses.asdict(self.config), dataclasses.asdict(cfg)).items())
         return {key: values for key, values in changed if not {key, key.partition(".")[0]} & set(FREE_KEYS)}
 
@@ -397,11 +399,3 @@ def check_growing(table: pd.DataFrame, path: Path, needed: Iterable[str] = ()) -
 
 def _is_more(was: Any, now: Any) -> bool:
     return isinstance(was, int | float) and isinstance(now, int | float) and now > was
-
-
-def differences(old: Any, new: Any, key: str = "") -> dict[str, tuple[Any, Any]]:
-    """By dotted key, the old and the new value where two configs differ."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        parts = [differences(old.get(name), new.get(name), f"{key}.{name}" if key else name) for name in old | new]
-        return dict(item for part in parts for item in part.items())
-    return {} if old == new else {key: (old, new)}

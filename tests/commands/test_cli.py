@@ -781,6 +781,11 @@ def test_analyze_takes_a_preset(tmp_path):
     assert "trainer" not in refused("analyze", "experiment=demo", "analysis=[pathz]", at=tmp_path)
 
 
+def test_a_comma_in_out_is_a_part_of_the_folders_name():
+    for words in (["out=m s, t"], ["-m", "out=m s, t", "seed=1,2"]):
+        assert "out='m s, t'" in as_keys("train", words)
+
+
 def test_options_may_follow_the_words(tmp_path):
     assert "Defaults List" in succeeds("train", "seed=1", "--info", at=tmp_path).out
 

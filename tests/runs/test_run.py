@@ -147,6 +147,15 @@ def test_a_wrong_value_in_a_stored_config_is_named(run, keys, value, message):
     assert re.search(f"{run.folder / 'config.yaml'}.*{message}", refusal(lambda: run.config))
 
 
+def test_a_run_without_its_config_takes_no_other(run, cfg):
+    run.save_weights({"a": torch.ones(1, 2)})
+    run.check_same(cfg)
+    (run.folder / "config.yaml").unlink()
+    assert refusal(run.check_same, cfg).endswith(
+        "config.yaml: missing, though the run has begun; put it back, or give another folder"
+    )
+
+
 def test_a_missing_key_in_a_stored_config_is_named(run):
     with stored_config(run) as plain:
         del plain["optimizer"]
