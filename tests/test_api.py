@@ -578,6 +578,14 @@ def test_a_table_that_lost_a_column_or_its_numbers_is_refused_in_one_line(spoil,
     assert refusal(rb.plot, table, analysis="residual").startswith("analysis=residual: cannot be drawn (")
 
 
+def test_sparse_inputs_and_a_column_twice_are_one_line(run):
+    sparse = torch.zeros(1, 3, 2).to_sparse()
+    assert "give dense ones, as x.to_dense()" in refusal(rb.analyze, torch.nn.Linear(2, 2), sparse, "spectrum")
+    table = run.table("residual")
+    twice = table.loc[:, [*table.columns, "layer"]]
+    assert refusal(rb.by_layer, twice) == "by_layer: a table with two columns layer; drop one"
+
+
 def test_numpys_integers_and_texts_for_paths_are_taken(run):
     assert rb.Run(str(run.folder)).table("residual").equals(run.table("residual"))
     with rb.observe(torch.nn.Linear(2, 2), torch.zeros(1, 3, 2), every=np.int64(3), out="numpy") as watch:

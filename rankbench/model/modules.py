@@ -230,6 +230,8 @@ def as_example(inputs: Any, name: str) -> Example:
     if not example.tensors[0].numel():
         raise ConfigError(f"{name}: inputs of shape {tuple(example.tensors[0].shape)}; give a sequence or more")
     for x in example.tensors:
+        if x.layout != torch.strided:
+            raise ConfigError(f"{name}: inputs of layout {x.layout}; give dense ones, as x.to_dense()")
         if x.is_floating_point() and (x.isnan().any() or (x == torch.inf).any()):
             raise ConfigError(f"{name}: inputs of shape {tuple(x.shape)} hold nan or infinity; give finite numbers")
     return example

@@ -308,8 +308,7 @@ class Run:
         try:
             return read_yaml(path)
         except (FileNotFoundError, NotADirectoryError):
-            inside = sorted(path.parent for path in self.folder.glob("*/config.yaml") if path.parent.name[0] != ".")
-            if inside:
+            if inside := sorted(path.parent for path in self.folder.glob("[!.]*/config.yaml")):
                 raise ConfigError(
                     f"run={self.folder}: a folder of {len(inside)} runs; give one of them, as in run={inside[0]}"
                 ) from None

@@ -180,6 +180,10 @@ def by_layer(table: pd.DataFrame) -> pd.DataFrame:
     """
     if "layer" not in table:
         raise ConfigError(f"by_layer: a table without a column layer; it has {', '.join(map(str, table.columns))}")
+    if not table.columns.is_unique:
+        raise ConfigError(
+            f"by_layer: a table with two columns {table.columns[table.columns.duplicated()][0]}; drop one"
+        )
     rows = table
     for column, preferred in CHOICES.items():
         if column in rows and len(rows):
