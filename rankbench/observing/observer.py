@@ -92,15 +92,8 @@ def observe(
     identified (rankbench.measures.module_states), no states are measured, and the log says so; likewise for attention.
     """
     model = _unwrapped(model)
-    for key, value, least in (
-        ("every", every, 1),
-        ("sequences", sequences, 1),
-        ("step", step or 0, 0),
-        ("seed", seed, 0),
-    ):
-        if value < least:
-            raise ConfigError(f"observe: {key}={value}: out of range; allowed are whole numbers from {least}")
-    for key, text in (("out", out), ("name", name), ("task", task)):
+    _check_ranges({"every": (every, 1), "sequences": (sequences, 1), "step": (step or 0, 0), "seed": (seed, 0)})
+    for key, text in {"out": out, "name": name, "task": task}.items():
         refuse_null_byte(key, text)
     check_known("measures", measures, MEASURES)
     check_known("stop", stop, list(SIGNS))
@@ -121,6 +114,13 @@ def _unwrapped(model: Any) -> nn.Module:
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
         raise ConfigError(f"observe: {type(model).__name__} is TorchScript, which cannot be followed; give the module")
     return model
+
+
+def _check_ranges(numbers: dict[str, tuple[int, int]]) -> None:
+    """ConfigError for a number below the least that is allowed."""
+    for key, (value, least) in numbers.items():
+        if value < least:
+            raise ConfigError(f"observe: {key}={value}: out of range; allowed are whole numbers from {least}")
 
 
 def _counted(optimizer: Any) -> Optimizer:
