@@ -14,8 +14,9 @@ from rankbench.config.keys import ConfigError
 
 # Calls that take numbers out of torch, or put them where the tape cannot follow them.
 EXITS = {"numpy", "tolist", "item", "__float__", "__int__", "__array__", "__set__"}
-# Calls that copy whole numbers, or some of them.
+# Calls that copy whole numbers, or some of them, or put them into others.
 COPIES = {"contiguous", "clone", "to", "long", "int", "reshape", "flatten", "index_select", "getitem", "type", "detach"}
+COPIES |= {"setitem"}
 CASTS = {"to", "type", "type_as", "float", "double", "half", "bfloat16"}
 # Calls that describe a tensor, without reading or making numbers.
 DESCRIBES = {"shape", "dtype", "device", "ndim", "size", "dim", "stride", "numel", "is_contiguous", "is_nested"}

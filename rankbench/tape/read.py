@@ -325,12 +325,14 @@ def _mixing(plain: Plain, touched: Touched, states: Mapping[Visit, State]) -> tu
         other = touched.states.get(run)
         if other is None or state.axes is None or other.left.shape != state.shape or run in touched.begun_anew:
             continue
+        attended = {call.touched for call in touched.calls if call.is_cross and run in call.runs}
         for axis in state.axes.tokens:
             (new, left), (old, left_before) = other[:2], plain.states[run][:2]
             at, changed = touched_at(new, old, axis), set(changed_at(left, left_before, axis))
             reached = set(touched_at(left, left_before, axis))  # a norm makes some leaks of its input large
             is_wider = reached - set(touched_at(new, old, axis, LEAK**2)) or changed - set(changed_at(new, old, axis))
-            if is_partly(at, state.shape[axis]) and is_wider:
+            # what entered first may be what the states attend to
+            if is_partly(at, state.shape[axis]) and is_wider and tuple(at) not in attended:
                 mixing.append(run.name)
     mixing += [call.module or "the module itself" for call in sorted(touched.chosen)]
     names = dict.fromkeys(mixing)

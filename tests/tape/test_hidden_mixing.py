@@ -211,6 +211,39 @@ def test_inputs_are_exchanged_where_no_touch_arrives(name):
     assert all(call.is_sure for call in tape.reading.calls)
 
 
+class Decoder(nn.Module):
+    """States that attend to themselves, then to a memory, which comes first."""
+
+    def __init__(self, mix):
+        super().__init__()
+        self.own, self.cross = Attention(mix), Attention(mix)
+
+    def forward(self, memory, x):
+        x = x + self.own(x)
+        return x + self.cross(x, memory)
+
+
+class ShiftedTargets(nn.Module):
+    """An encoder and a decoder, whose tokens are those of the encoder, shifted by one."""
+
+    def __init__(self, mix):
+        super().__init__()
+        self.table, self.encoder, self.decoder = nn.Embedding(7, D), Attention(mix), Decoder(mix)
+
+    def forward(self, tokens):
+        shifted = tokens.new_zeros(tokens.shape)
+        shifted[:, 1:] = tokens[:, :-1].clone()
+        return self.decoder(self.encoder(self.table(tokens)), self.table(shifted))
+
+
+@pytest.mark.parametrize("mix", [flattened, written_out])
+def test_targets_that_are_put_together_inside_are_tokens(mix):
+    reading = record(drawn(ShiftedTargets(mix)), integers(B, N, most=7)).reading
+    assert [call.lead.heads for call in reading.calls] == [H] * 3
+    assert [call.is_cross for call in reading.calls] == [False, False, True]
+    assert not reading.mixing
+
+
 # --- gates ------------------------------------------------------------------------------------------------------------
 
 
