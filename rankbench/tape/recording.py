@@ -334,7 +334,7 @@ class Recorder(TorchFunctionMode):
             if is_of_weights and not is_compared and sum(tag.kind == Kind.ACTIVATION for tag in tags) > 1:
                 self.uncovered.append(call)
             new = self.value_only(call, tags)
-        new = self._as_numbers(call, tags, new, output)
+        new = self._as_numbers(call, given, tags, new, output)
         is_attention = self.num_attention > num_before
         passed = reduce(or_, (tag.passed for tag in tags), is_attention << self.num_attention)
         self._tag_results(call, output, new, self.depth + is_attention, passed, tags)
@@ -354,15 +354,17 @@ class Recorder(TorchFunctionMode):
             new = self.rules["setitem"](seen) or self.value_only(call, [self.tag(old), self.tag(part)])
             self._tag_results(call, x, new, self.tag(part).depth, self.tag(old).passed | self.tag(part).passed)
 
-    def _as_numbers(self, call: Call, tags: list[Tag], new: Tag | Sequence[Tag], output: Any) -> Tag | Sequence[Tag]:
-        """What is made of whole numbers or truth values that activations made: no constant, if it is of floats, unless
-        all are 0, as where experts have not yet written."""
-        counted = [tag.counted for tag in tags if tag.counted is not None]
-        is_constant = isinstance(new, Tag) and new.kind != Kind.ACTIVATION
-        is_state = (
-            is_constant and counted and isinstance(output, Tensor) and output.is_floating_point() and output.any()
-        )
-        return self.value_only(call, counted) if is_state else new
+    def _as_numbers(
+        self, call: Call, given: list[Tensor], tags: list[Tag], new: Tag | Sequence[Tag], output: Any
+    ) -> Tag | Sequence[Tag]:
+        """What is made of whole numbers or truth values that activations made: no constant, if it is of floats, but for
+        weights that one number chose, as those of an expert, and zeros, as where experts have not yet written."""
+        chosen_by = [(x, tag.counted) for x, tag in zip(given, tags, strict=True) if tag.counted is not None]
+        is_float = isinstance(output, Tensor) and output.is_floating_point() and output.any()
+        if not chosen_by or not is_float or not isinstance(new, Tag) or new.kind == Kind.ACTIVATION:
+            return new
+        is_of_expert = tags[0].kind == Kind.WEIGHT and all(x.numel() == 1 for x, _ in chosen_by)
+        return new if is_of_expert else self.value_only(call, [tag for _, tag in chosen_by])
 
     def _tag_results(
         self, call: Call, output: Any, new: Tag | Sequence[Tag], depth: int, passed: int, tags: Sequence[Tag] = ()

@@ -508,6 +508,29 @@ def test_sparse_experts_are_no_heads_however_they_are_summed(name, most):
     assert_same_sums(tape, record(written, x))
 
 
+class Stacked(nn.Module):
+    """Each token goes to its best two experts, whose weights lie in one tensor; experts run one after the other."""
+
+    def __init__(self):
+        super().__init__()
+        self.router, self.weights = nn.Linear(D, 4), nn.Parameter(torch.zeros(4, D, D))
+
+    def forward(self, x):
+        tokens = x.flatten(0, 1)
+        scores, chosen = self.router(tokens).topk(2, -1)
+        shares, sent, result = scores.softmax(-1), F.one_hot(chosen, 4).permute(2, 1, 0), torch.zeros_like(tokens)
+        for (expert,) in (sent.sum((-1, -2)) > 0).nonzero():
+            rank, token = torch.where(sent[expert])
+            result.index_add_(0, token, tokens[token] @ self.weights[expert] * shares[token, rank, None])
+        return result.view_as(x)
+
+
+def test_experts_whose_weights_lie_in_one_tensor_are_maps():
+    tape = record(between(Stacked()), random("experts", B, N, D))
+    assert tape.paths().by_length == TWO and not tape.reading.mixing
+    assert tape.sums().remainder < NO_PATH
+
+
 class WideWindows(Attention):
     """Windows of three blocks that slide over the tokens by one block; of two blocks of tokens each holds all."""
 
