@@ -13,16 +13,10 @@ from rankbench.config import plugins
 from rankbench.config.keys import ConfigError, closest
 
 COLUMN = 34  # column in which meanings begin
-HEAD = """Usage: rankbench {command} [key=value ...] [-m] [--cfg job]
-       rankbench {command} --help GROUP    only its keys: --help model, --help analysis.paths
-
-Groups (group=choice):
-{groups}
-
-Keys (key=value), with the values of this command line:
-"""
-FOOT = """
--m runs every combination of comma-separated values. --cfg job prints the config and runs nothing."""
+KEYS = "Keys (key=value), with the values of this command line:\n"
+CFG = "--cfg job prints the config and runs nothing."
+SWEEP = "-m runs every combination of comma-separated values."
+ONE_JOB = ("data",)  # commands that refuse -m
 
 
 def usage(command: str, words: list[str]) -> str:
@@ -34,13 +28,21 @@ def usage(command: str, words: list[str]) -> str:
     for heading, item in rows:
         if not asked or any(item.name == word or item.name.startswith(f"{word}.") for word in asked):
             shown.setdefault(heading, []).append(item)
+    parts = sorted({item.name.partition(".")[0] for _, item in rows if "." in item.name})
     if not shown:
-        groups = sorted({item.name.partition(".")[0] for _, item in rows if "." in item.name})
-        raise ConfigError(
-            f"--help {asked[0]}: no keys there{closest(asked[0], groups)}; groups are {', '.join(groups)}"
-        )
+        there = f"groups are {', '.join(parts)}" if parts else f"`rankbench {command} --help` lists all keys"
+        raise ConfigError(f"--help {asked[0]}: no keys there{closest(asked[0], parts)}; {there}")
     text = "\n\n".join("\n".join([heading, *map(_lines, items)]) for heading, items in shown.items())
-    return text if asked else f"{HEAD.format(command=command, groups=_groups(command))}\n{text}\n{FOOT}"
+    if asked:
+        return text
+    sweeps = command not in ONE_JOB
+    head = [f"Usage: rankbench {command} [key=value ...] {'[-m] ' if sweeps else ''}[--cfg job]"]
+    if parts:
+        example = "model, --help analysis.paths" if "model" in parts else parts[-1]
+        head.append(f"       rankbench {command} --help GROUP    only its keys: --help {example}")
+    if groups := _groups(command):
+        head += ["", "Groups (group=choice):", *groups]
+    return "\n".join([*head, "", KEYS, text, "", f"{SWEEP} {CFG}" if sweeps else CFG])
 
 
 def _rows_with_values(command: str, cfg: DictConfig, every_analysis: bool) -> Iterator[tuple[str, Row]]:
@@ -67,8 +69,8 @@ def _lines(item: Row) -> str:
     return "\n".join([*first, *(indent + line for line in lines)])
 
 
-def _groups(command: str) -> str:
+def _groups(command: str) -> list[str]:
     """The config groups of a command with their choices, and the folders with those of plug-ins."""
     lines = [f"  {name}: {', '.join(plugins.choices(name))}" for name in sorted(plugins.groups_of(command))]
     lines += [f"  plug-in {name}: {plugin.conf}" for name, plugin in plugins.FOUND.items() if plugin.conf is not None]
-    return "\n".join(lines) or "  none"
+    return lines

@@ -144,6 +144,16 @@ def test_help_of_a_misspelt_group_suggests_one():
     assert refusal(usage, "train", ["modle"]).startswith(said)
 
 
+def test_help_names_only_what_the_command_takes():
+    """data has no groups of keys and refuses -m; plot has one group, and no model."""
+    data, plot, train = (usage(command, []) for command in ("data", "plot", "train"))
+    assert "GROUP" not in data and "-m" not in data.split() and "Groups" not in data
+    assert "--help GROUP    only its keys: --help report\n" in plot and "[-m]" in plot and "Groups" not in plot
+    assert "--help GROUP    only its keys: --help model, --help analysis.paths\n" in train
+    said = "--help model: no keys there; `rankbench data --help` lists all keys"
+    assert refusal(usage, "data", ["model"]) == said
+
+
 @pytest.mark.parametrize("columns", ["60", "100", "200"])
 def test_help_fits_the_terminal(columns, monkeypatch):
     monkeypatch.setenv("COLUMNS", columns)
