@@ -1,5 +1,6 @@
 """paper_scale.queue: the order of the presets at one budget, what it leaves out, and how it continues."""
 
+import re
 import subprocess
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -65,6 +66,7 @@ def test_runs_what_waits_and_remembers_how_long_it_took(monkeypatch, tmp_path, c
     assert ["analyze", "experiment=quick", "budget=paper", f"out={tmp_path / 'analyze' / 'paper_quick'}"] in begun
     told = capfd.readouterr().out
     assert "3 presets to run; 2 of them take 2.01 h of one core" in told
+    assert re.search(r"^quick .* 1 claim$", told, re.MULTILINE) and re.search(r"^slow .* 4 claims$", told, re.MULTILINE)
     assert "needs a card: card" in told and "needs a network: given" in told and "finished: done" in told
     table = read_table(tmp_path / "queue_paper.csv").set_index("preset")
     assert table.state["slow"] == "failed" and table.state["long"] == table.state["quick"] == "finished"

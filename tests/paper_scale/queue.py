@@ -133,7 +133,8 @@ def in_words(table: pd.DataFrame) -> list[str]:
 def in_lines(rows: pd.DataFrame) -> list[str]:
     """Each row's name, time, where that is from, and number of claims."""
     return [
-        f"{row.iloc[0]:<34}{how_long(row.minutes):<9}{row['from']:<11}{row.claims} claims" for _, row in rows.iterrows()
+        f"{row.iloc[0]:<34}{how_long(row.minutes):<9}{row['from']:<11}{row.claims} claim{'s' * (row.claims != 1)}"
+        for _, row in rows.iterrows()
     ]
 
 
