@@ -26,6 +26,8 @@ from rankbench.runs.sweep import Sweep
 FIRST_SCREEN = ["analysis=[residual,paths]", "analysis.residual.variants=[full]"]
 FIRST_SCREEN += ["analysis.paths.schemes=[frozen]", "analysis.paths.subset_sizes=[]"]
 
+# Its braces may hold another interpolation, or a mapping
+INTERPOLATION = re.compile(r"\$\{(?:[^{}]|\{[^{}]*\})*\}")
 
 SPELLINGS = (  # words that Hydra would misread: the commands that take them, the word, and Hydra's word for it
     ((), r"\+experiment=(.*)", r"experiment=\1"),  # Hydra's documentation has this +, but `experiment` has a default
@@ -87,16 +89,17 @@ def _each_run(word: str) -> list[str]:
 
 def _quoted(word: str, is_sweep: bool) -> str:
     """The word with its value quoted for Hydra where that would misread it: letters other than ASCII's and some signs,
-    and in a path = and brackets, and commas as in the folders of a sweep's jobs or any out=. ~/ is the user's home."""
+    and in a path = and brackets, and commas as in the folders of a sweep's jobs or any out=. What is inside an
+    interpolation is Hydra's to read. ~/ is the user's home."""
     key, _, value = word.partition("=")
     is_path, is_list = key in ("run", "runs", "out", "inputs", "table"), key == "runs" and value[:1] == "["
     if is_list or (key in ("report.where", "report.baseline") and value[:1] not in ("'", '"') and value != "null"):
         return f"{key}={_in_quotes(value)}"
-    is_sweep = is_sweep and key != "out"
-    if value[:1] in ("'", '"', "[", "{") or (is_sweep and re.search("['\"()]", value)):
+    is_sweep, plain = is_sweep and key != "out", INTERPOLATION.sub("", value)
+    if value[:1] in ("'", '"', "[", "{") or "${" in plain or (is_sweep and re.search("['\"()]", value)):
         return word
-    has_commas = is_path and "," in value and (key == "out" or Path(value).exists())
-    misread = UNKNOWN_TO_HYDRA.search(value) or (is_path and not is_sweep and re.search(r"[=()[\]]|[^$]{", value))
+    has_commas = is_path and "," in plain and (key == "out" or Path(value).exists())
+    misread = UNKNOWN_TO_HYDRA.search(plain) or (is_path and not is_sweep and re.search(r"[=()[\]{]", plain))
     if not (has_commas or misread):
         return word
     parts = value.split(",") if is_sweep and not has_commas else [value]

@@ -876,6 +876,7 @@ def test_a_folder_of_any_name_is_written_and_the_printed_command_reads_it(name, 
         (["out=${oc.env:HOME}/b"], "${oc.env:HOME}/b"),
         (["-m", "run=é,~b"], ["é", "~b"]),
         (["-m", "out=a[1]'"], "a[1]'"),
+        (["out=${oc.env:HOME}/é"], "${oc.env:HOME}/é"),
     ],
 )
 def test_letters_that_hydra_does_not_know_are_quoted_for_it(words, value, monkeypatch):
@@ -883,6 +884,13 @@ def test_letters_that_hydra_does_not_know_are_quoted_for_it(words, value, monkey
     (override,) = OverridesParser.create().parse_overrides(as_keys("analyze", words)[len(words) - 1 :])
     got = override.value()
     assert value == ([quoted.text for quoted in got.list] if override.is_sweep_override() else got)
+
+
+@pytest.mark.parametrize("value", ["${oc.decode:'-2'}", '${oc.decode:"-2"}', "${oc.decode:'[2'", "${a"])
+def test_the_quotes_in_an_interpolation_are_left_to_hydra(value, tmp_path):
+    assert as_keys("train", [f"replicas={value}", f"out={value}"]) == [f"replicas={value}", f"out={value}"]
+    if value.endswith("}"):
+        assert "train: replicas=-2: out of range" in refused("train", f"replicas={value}", at=tmp_path)
 
 
 def test_a_folder_is_taken_as_it_was_printed():
