@@ -103,8 +103,9 @@ def begin(*words: str, at: Path, errors: Path, limits: contextlib.AbstractContex
 def _code_of(call: Callable[[], object], at: Path, errors: Path) -> int:
     # other threads of torch are not in the child, which would wait for them
     torch.set_num_threads(1)
-    # a shell may start tests in the background, where interrupts are ignored
+    # a shell may start tests in the background, where interrupts are ignored, and nohup, where a closed terminal is
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     with open(os.devnull, "w") as out, open(errors, "w", buffering=1) as err:
         os.dup2(out.fileno(), 1)
         os.dup2(err.fileno(), 2)
