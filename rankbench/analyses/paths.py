@@ -324,7 +324,8 @@ SUMS = {
     "accuracy": "Share of tokens; nan without targets.",
     "loss": "Nats per token, or squared error; nan without targets.",
     "relative_residual": "Of the sum; mean over the sequences whose sum is not zero.",
-    "norm_share": "Frobenius norm of the sum over that of all lengths and the bias together; of all paths alone.",
+    "norm_share": "Frobenius norm of the sum, as a share of the norms of all lengths and the bias added up. Empty for "
+    "sampled paths.",
     "num_paths": "Number of paths in the sum.",
     "remainder": "Largest ||state - sum of all lengths - bias|| / ||state|| of a sequence; of frozen sums of all "
     "paths.",
