@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import yaml
 from command_line import ROOT, python, succeeds
@@ -13,6 +14,8 @@ import rankbench
 from rankbench.analyses import ANALYSES
 from rankbench.analyses.columns import STREAMS
 from rankbench.commands.reference import TABLES, tables_page
+from rankbench.judging import judge
+from rankbench.judging.statement import statements_of, table_of
 from rankbench.measures.attention_matrices import ATTENTION_METRICS
 from rankbench.measures.states import STATE_METRICS
 from rankbench.runs.tables import read_table
@@ -68,6 +71,13 @@ def test_the_guide_has_every_analysis_with_its_figure_below_its_question():
 
 def test_every_metric_has_its_formula():
     assert sorted(first_cells("METRICS.md", 1)) == sorted([*STATE_METRICS, *ATTENTION_METRICS, *STREAMS])
+
+
+def test_the_page_of_claims_has_every_column_of_verdicts_and_of_statements():
+    sums = pd.DataFrame({"seed": [0, 1], "scheme": "frozen", "selection": "all", "remainder": 1e-14})
+    verdicts = judge("paths_sum_to_output", sums)
+    columns = {*verdicts[0], *table_of(statements_of(verdicts))}
+    assert sorted(first_cells("CLAIMS.md", 1)) == sorted(columns)
 
 
 def test_the_page_of_tables_is_that_of_the_code():
