@@ -160,10 +160,10 @@ class Run:
 
     def _changes(self, cfg: TrainConfig) -> dict[str, tuple[Any, Any]]:
         """By key, the values in the run's folder and in `cfg`, where they differ in a way that changes the numbers."""
-        if not self.has_begun:
-            return {}
-        if not (path := self.folder / "config.yaml").exists():
+        if not (path := self.folder / "config.yaml").exists() and (self.folder / WEIGHTS).exists():
             raise ConfigError(f"{path}: missing, though the run has begun; put it back, or give another folder")
+        if not path.exists() or not self.has_begun:  # a sweep's folder has neither config nor weights
+            return {}
         changed = sorted(differences(dataclasses.asdict(self.config), dataclasses.asdict(cfg)).items())
         return {key: values for key, values in changed if not {key, key.partition(".")[0]} & set(FREE_KEYS)}
 

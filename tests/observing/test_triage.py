@@ -112,7 +112,7 @@ def test_a_model_without_states_cannot_be_stopped_at_their_signs(tmp_path):
     ("words", "message"),
     [
         ({"stop": ["never"]}, "stop=never: unknown"),
-        ({"stop": "floor"}, "give a list of names"),
+        ({"stop": "floor"}, "give a list of texts"),
         ({"stop": ["floor"], "measures": ["weights"]}, "add states to measures"),
     ],
 )
