@@ -159,12 +159,12 @@ def check_fields(cls: Any, what: str) -> None:
     if not dataclasses.is_dataclass(cls):
         raise ConfigError(f"{what}: is not a dataclass, whose fields are keys; put @dataclass(frozen=True) above it")
     for field in dataclasses.fields(cls):
-        kinds = [typing.get_origin(kind) or kind for kind in typing.get_args(field.type) or (field.type,)]
         if isinstance(field.type, str):
             raise ConfigError(
                 f"{what}.{field.name}: its type is a text; leave out `from __future__ import annotations`"
             )
-        kinds = [typing.get_origin(field.type)] if typing.get_origin(field.type) in WANTED else kinds
+        parts = [field.type] if typing.get_origin(field.type) in WANTED else typing.get_args(field.type)
+        kinds = [typing.get_origin(kind) or kind for kind in parts or [field.type]]
         if wrong := [kind for kind in kinds if kind not in (*WANTED, types.NoneType)]:
             allowed = ", ".join(kind.__name__ for kind in WANTED)
             raise ConfigError(f"{what}.{field.name}: has the type {wrong[0]}; allowed are {allowed}, also with | None")

@@ -17,7 +17,6 @@ EXITS = {"numpy", "tolist", "item", "__float__", "__int__", "__array__", "__set_
 # Calls that copy whole numbers, or some of them, or put them into others.
 COPIES = {"contiguous", "clone", "to", "long", "int", "reshape", "flatten", "index_select", "getitem", "type", "detach"}
 COPIES |= {"setitem"}
-CASTS = {"to", "type", "type_as", "float", "double", "half", "bfloat16"}
 # Calls that describe a tensor, without reading or making numbers.
 DESCRIBES = {"shape", "dtype", "device", "ndim", "size", "dim", "stride", "numel", "is_contiguous", "is_nested"}
 DESCRIBES |= {"is_floating_point", "is_complex"}

@@ -14,7 +14,7 @@ from rankbench.tape.plain import Plain
 from rankbench.tape.recording import Seen
 from rankbench.tape.replay import Call
 from rankbench.tape.tags import Scores, Site
-from rankbench.tape.touch import is_partly, touched_at, touched_pairs
+from rankbench.tape.touch import is_partly, touched_at, touched_in_part, touched_pairs
 
 ADD = {"scatter_add", "scatter_reduce", "index_add", "index_reduce"}  # calls that add numbers at some indices
 
@@ -55,11 +55,7 @@ class Choosing(Placed):
                 if of_numbers.scores is None:
                     key = Site(self.call.module, self.call.function, self.call.index)
                     of_numbers.scores, self.scores[key] = Scores(x[..., :1], x.mT[..., :1], key), touched
-                    self.parts[key, x.shape[:-1]] = {
-                        axis: at
-                        for axis, size in enumerate(x.shape[:-2])
-                        if is_partly(at := touched_at(x, x0, axis), size)
-                    }
+                    self.parts[key, x.shape[:-1]] = touched_in_part(x, x0)
 
     def takes(self, seen: Seen, x: Tensor, function: Callable[[Tensor], Tensor]) -> bool:
         """Whether some tokens of x are taken more than once, as the neighbours of several tokens are: not if they are

@@ -217,7 +217,7 @@ class FusedStep:
         numbers |= {"epsilon": EPSILON, "clip": math.inf if clip is None else clip}
         return _Rule(kind=RULES.get(optimizer.name, GRADIENTS), **numbers)
 
-    def _call_for(self, shape: torch.Size) -> "_Call":
+    def _call_for(self, shape: torch.Size) -> _Call:
         """What a call needs for batches of inputs of this shape."""
         num_seeds, num_sequences, num_tokens = shape[:3]
         compiled, threads = self.compiled, self.machine.threads
