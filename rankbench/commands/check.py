@@ -4,17 +4,24 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from rankbench.commands.checks import check_job, doubting_plugins
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from rankbench.commands.checks import check_everything, check_job, doubting_plugins
 from rankbench.commands.compose import compose, load_plugins
+from rankbench.commands.composition import composed
+from rankbench.commands.messages import explaining
 from rankbench.config import plugins
 from rankbench.config.keys import ConfigError
-from rankbench.config.schema import TrainConfig
+from rankbench.config.presets import described
+from rankbench.config.schema import BUDGETS, TrainConfig, conf_dir
+from rankbench.judging.published import figures_published, read_published
 
 HELP = """Usage: rankbench check plugins=[a]
 
 Tries what the plug-in brings: the shapes of a task's sequences; an attention's shapes, hidden keys, sums of rows and
-gradients; a training step with each task, model, attention and update rule; an analysis' table against its columns.
-Runs try their attention and their analyses in the same way before they begin."""
+gradients; a training step with each task, model, attention and update rule; an analysis' table against its columns;
+each preset, composed at each budget; the published numbers. Runs try their attention and their analyses in the same way
+before they begin."""
 SMALL = ["model.layers=2", "model.width=16", "model.heads=2", "trainer.steps=1", "trainer.batch_size=4"]
 SMALL += ["trainer.eval_every=1", "device=cpu"]
 TRIED = {  # besides a training step
@@ -44,7 +51,12 @@ def checked(words: Sequence[str]) -> str:
                     lines.append(f"{key}={name}: {_tried(kind, name, named, Path(folder) / kind / name)}")
     rest = {kind: len(plugins.brought(kind)) for kind in ("METRICS", "PAPERS", "CLAIMS", "LAWS")}
     lines += [f"{number} of {kind} read" for kind, number in rest.items() if number]
-    return "\n".join(lines or ["nothing to try: YAML files alone"])
+    with doubting_plugins():
+        lines += [f"experiment={name}: {_tried_preset(name, named)}" for name in _presets()]
+    figures_published()
+    tables = [path for plugin in plugins.FOUND.values() if (path := plugin.file.with_name(plugins.PUBLISHED)).exists()]
+    lines += [f"{len(read_published(path))} published numbers read" for path in tables]
+    return "\n".join(lines or ["nothing to try: no preset among the YAML files"])
 
 
 def _tried(kind: str, name: str, named: Sequence[str], folder: Path) -> str:
@@ -73,3 +85,30 @@ def _tried(kind: str, name: str, named: Sequence[str], folder: Path) -> str:
         )
     losses = run.metrics.query("split == 'test'").loss
     return f"{TRIED.get(kind, '')}a training step takes the loss from {losses.iloc[0]:.3g} to {losses.iloc[-1]:.3g}"
+
+
+def _presets() -> list[str]:
+    """The names of the presets that plug-ins bring."""
+    return [name for name, file in plugins.choices("experiment").items() if not file.is_relative_to(conf_dir())]
+
+
+def _tried_preset(name: str, named: Sequence[str]) -> str:
+    """Compose and check the preset at each budget, of a sweep with each value of a key beside the first of the others;
+    returns what was tried, in words."""
+    preset = described()[name]
+    if preset.of_given_network:
+        return "not tried; it measures a network that its user gives"
+    command, words = preset.verb or "train", [f"plugins=[{','.join(named)}]", f"experiment={name}"]
+    with explaining(command, words):
+        params = composed(command, *words, return_hydra_config=True).hydra.sweeper.params or {}
+    swept = OverridesParser.create().parse_overrides([f"{key}={values}" for key, values in params.items()])
+    values = {
+        key.key_or_group: [*key.sweep_string_iterator()] if key.is_sweep_override() else [key.value()] for key in swept
+    }
+    first = {key: choices[0] for key, choices in values.items()}
+    jobs = [first, *({**first, key: value} for key, choices in values.items() for value in choices[1:])]
+    for job in jobs:
+        all_words = words + [f"{key}={value}" for key, value in job.items()]
+        for budget in BUDGETS:
+            check_everything(compose(command, *all_words, f"budget={budget}"), all_words)
+    return f"composes{' with each value of its sweep' if swept else ''}, and is allowed, at budget={', '.join(BUDGETS)}"

@@ -45,6 +45,7 @@ from rankbench.training.optimizers import OPTIMIZERS
 pytestmark = pytest.mark.usefixtures("unpainted", "rounded_once")
 EXAMPLE = Path(__file__).parents[1] / "example_plugin"
 NAMED = "plugins=[lettercount]"
+NUMBERS = "source,figure,where,series,x,value,unit\n"
 
 
 @contextmanager
@@ -135,15 +136,40 @@ def test_a_law_of_a_plugin_is_judged_and_drawn(example):
     ("text", "said"),
     [
         ("source,figure\nmine,fig1\n", "has the columns source, figure; they must be source, figure, where, "),
-        ("source,figure,where,series,x,value,unit\nme,kim_table2,,a,1,2,nats\n", "figure kim_table2 exists already"),
+        (f"{NUMBERS}me,kim_table2,,a,1,2,nats\n", "figure kim_table2 exists already"),
+        (f"{NUMBERS}me,f,,a,1,2,nats\nme,f,,a,two,2,nats\n", "x in row 2 is two, not a number"),
+        (f"{NUMBERS}me,f,,a,1,,nats\n", "value in row 1 is empty"),
+        (f"{NUMBERS}me,f,,a,1,2\nme,f,,a,1,2,nats,new\n", "cannot be read "),
+        ("", "cannot be read "),
     ],
 )
 def test_published_numbers_that_do_not_fit_are_refused(elsewhere, text, said):
     (elsewhere / "mine.py").write_text("TASKS = {}")
     (elsewhere / "published.csv").write_text(text)
-    load_plugins(["mine"])
     with pytest.raises(ConfigError, match=f"published.csv: {said}"):
-        figures_published()
+        checked(["plugins=mine"])
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ("trainer: {stepz: 3}", "^experiment/mine.yaml: trainer.stepz: unknown key, did you mean steps?"),
+        ("published: fig7", "^published=fig7: no published numbers; "),
+        (
+            "hydra: {sweeper: {params: {model: 'san,transformer', model.heads: '1,2,x'}}}",
+            "^model.heads=x: wants an int",
+        ),
+    ],
+)
+def test_a_preset_that_cannot_run_is_refused(elsewhere, lines, said):
+    (elsewhere / "mine.py").write_text("")
+    (elsewhere / "conf/experiment").mkdir(parents=True)
+    file, begin = elsewhere / "conf/experiment/mine.yaml", "# @package _global_\nmodel: {layers: 2}\n"
+    file.write_text(begin)
+    assert checked(["plugins=mine"]).startswith("experiment=mine: composes, and is allowed, at budget=smoke, ")
+    file.write_text(begin + lines)
+    with pytest.raises(ConfigError, match=said):
+        checked(["plugins=mine"])
 
 
 def test_a_plugin_may_be_called_as_the_file_of_a_network(elsewhere):
@@ -559,5 +585,6 @@ def test_what_the_example_brings_keeps_its_promises(example):
     lines = checked([NAMED])
     for line in ("task=letter_count: ", "model.attention=inverse_square: ", "optimizer.name=sign_sgd: a training step"):
         assert f"\n{line}" in f"\n{lines}"
-    assert "2 of CLAIMS read" in lines
+    assert "2 of CLAIMS read\n" in lines and lines.endswith("2 published numbers read")
+    assert "\nexperiment=counting: composes" in lines
     assert refusal(checked, ["task=sorting"]).startswith("check task=sorting: takes plugins=")
