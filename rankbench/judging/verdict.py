@@ -205,7 +205,7 @@ def _judge_interval(claim: Claim, values: list[float], reason: str) -> Judgement
         judged = judged._replace(outcome=_side_of(claim, low, high), p_value=p_value(values, line, side, claim.scale))
         if judged.outcome != UNDECIDED:
             return judged
-        reason = "the line lies within the interval"
+        reason = "the threshold lies within the interval"
     needed = max(num_to_decide(values, line, side, claim.scale), FEWEST)
     more = max(needed - len(values), 1.0)
     return judged._replace(reason=reason + _more_text(claim, more), more_repeats=more)

@@ -38,7 +38,7 @@ def test_held_where_all_settings_are_and_the_closest_is_named():
 
 
 def test_settings_that_do_not_hold_are_named_with_their_reasons():
-    reason = "the line lies within the interval; about 4 more seeds would decide it"
+    reason = "the threshold lies within the interval; about 4 more seeds would decide it"
     failed, undecided = verdict("s=b", 0.3, "failed", 0.99), verdict("s=c", 0.61, "undecided", 0.4, reason=reason)
     parts = statement(verdict("s=a", 0.9), failed, undecided)
     assert parts["outcome"] == "partly held" and parts["where"] == "s=b" and parts["p_value"] == 0.99

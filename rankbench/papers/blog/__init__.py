@@ -215,7 +215,7 @@ CAUSES_OF_COLLAPSE: dict[str, Claim] = {
     ),
     "blog_scale_matters": of_any_weights(
         statement="The scale of the scores changes what is left: by more than a factor of ten between two temperatures "
-        "of a sweep (decades; the line is ours).",
+        "of a sweep (decades; the threshold is ours).",
         source=f"{CAUSES}, cause 4",
         table="collapse",
         measure=partial(_decades_between, key="model.temperature"),

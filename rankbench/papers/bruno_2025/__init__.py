@@ -122,7 +122,7 @@ LAWS = {
     ),
 }
 CLAIMS = {
-    # the line: the midpoint rule errs by 4e-4 in 20 steps, and second-order terms of the disturbance are far smaller
+    # threshold: the midpoint rule errs by 4e-4 in 20 steps, and second-order terms of the disturbance are far smaller
     "law_metastable": agrees(
         law="metastable",
         line=0.005,
@@ -131,7 +131,7 @@ CLAIMS = {
         source="Bruno, Pasqualotto and Agazzi 2025, Emergence of meta-stable clustering in mean-field transformers",
         control="tokens that repel",
     ),
-    # the line: runs scatter by one around k*, the mode that grows fastest, because its neighbours grow nearly as fast
+    # threshold: runs scatter by one around k*, the mode that grows fastest, because its neighbours grow nearly as fast
     "law_plateau": agrees(
         law="plateau",
         line=2.0,

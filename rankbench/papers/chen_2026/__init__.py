@@ -152,7 +152,7 @@ LAWS = {
 }
 CHEN = "Chen, Lin, Polyanskiy and Rigollet 2026, Critical attention scaling in long-context transformers"
 CLAIMS = {
-    # the line: products of random tokens err by 1/sqrt(4096) = .016, which the mean over pairs reduces
+    # threshold: products of random tokens err by 1/sqrt(4096) = .016, which the mean over pairs reduces
     "law_long_context": agrees(
         law="long_context",
         line=0.02,
@@ -161,7 +161,7 @@ CLAIMS = {
         source=CHEN,
         control="beta = gamma, which does not grow with the number of tokens",
     ),
-    # the line: beta times the products' error, 1/sqrt(1024), moves the weights by up to a tenth where they are a half
+    # threshold: beta times the products' error, 1/sqrt(1024), moves the weights by up to a tenth where they are a half
     "law_long_context_gradient": agrees(
         law="long_context_gradient",
         line=0.1,

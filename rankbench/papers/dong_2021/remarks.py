@@ -55,7 +55,7 @@ REMARKS: dict[str, Claim] = {
     ),
     "dong_fig3_skips_slow_points": Claim(
         statement="Skips slow the points down: run freely, the points of attention with a skip go a shorter way in a "
-        "step than those of attention alone (share of seeds; the line, half of them, is ours).",
+        "step than those of attention alone (share of seeds; the threshold, half of them, is ours).",
         source=FIG3,
         table="rollout",
         claimed=above(0.5),

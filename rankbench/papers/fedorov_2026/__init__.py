@@ -120,7 +120,7 @@ LAWS = {
     )
 }
 CLAIMS = {
-    # the line: four standard deviations of a share of 400 pairs
+    # threshold: four standard deviations of a share of 400 pairs
     "law_antipodal": agrees(
         law="antipodal",
         line=0.1,

@@ -86,7 +86,7 @@ CLAIMS = {
     "knob_temperature_enough": left_at(
         key="model.temperature", end=0, statement="At a temperature that is low enough", source=GIORLANDINO
     ),
-    # the line: twice 1/sqrt(256), by which products of one network's tokens err; it can grow where cosines do. Above
+    # threshold: twice 1/sqrt(256), by which products of one network's tokens err; it can grow where cosines do. Above
     # the critical beta, where few scores decide, the mean over 4 networks errs by as much
     "law_signal_propagation": agrees(
         law="signal_propagation",

@@ -28,7 +28,7 @@ def network(generator: torch.Generator, tokens: int, layers: int) -> Measured:
 PAPERS = {"Hausdorff 1921": "Summation methods and moment sequences"}
 LAWS = {"cesaro": Law({"tokens": 8, "layers": 10}, predicted, "layer", "weight of the first token", network=network)}
 CLAIMS = {
-    # the line: rounding of a random 8 x 8 system that is solved, with a condition of up to 1e5
+    # threshold: rounding of a random 8 x 8 system that is solved, with a condition of up to 1e5
     "law_cesaro": agrees(
         law="cesaro",
         line=1e-9,

@@ -33,8 +33,8 @@ CLAIMS: dict[str, Claim] = {
         claimed=above(2.0),
         **between("model.norm", "peri", "pre", length_over),
     ),
-    # the line: at the first late time, 100, the length of a pre-norm state differs from t by the time until tokens met,
-    # which is a few
+    # threshold: at the first late time, 100, the length of a pre-norm state differs from t by the time until tokens
+    # met, which is a few
     "law_norm_placement": _agrees(
         law="norm_placement",
         line=0.05,
@@ -42,14 +42,14 @@ CLAIMS: dict[str, Claim] = {
         "peri-norm, and exp(-4 sqrt(t)) with branches over sqrt(t)",
         relative=True,
     ),
-    # the line: two steps of 6/480, because Euler's rule errs by the order of a step at speeds of about 1
+    # threshold: two steps of 6/480, because Euler's rule errs by the order of a step at speeds of about 1
     "law_meeting": _agrees(
         law="meeting",
         line=0.025,
         statement="The cosine of orthonormal tokens grows with time as one differential equation for each place of the "
         "norm has it: fastest with nGPT, and slowest with pre-norm",
     ),
-    # the line: second-order terms of a step of 1e-6, and rounding over that step, are below 1e-5
+    # threshold: second-order terms of a step of 1e-6, and rounding over that step, are below 1e-5
     "law_first_speed": _agrees(
         law="first_speed",
         line=1e-4,

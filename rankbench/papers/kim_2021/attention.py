@@ -292,7 +292,7 @@ ATTENTION: dict[str, Claim] = {
         applies=partial(has_row, attention="l2", weights="trained"),
         control=Control("outputs 2.1 times as wide as the inputs", partial(_range_of_inputs, times=2.1)),
     ),
-    # the line: the norm of 400 x 400 random entries is below its limit by 400^(-2/3) of it, .02, and scatters as much
+    # threshold: the norm of 400 x 400 random entries is below its limit by 400^(-2/3) of it, .02, and scatters as much
     "law_power_iteration": agrees(
         law="power_iteration",
         line=0.03,
@@ -301,7 +301,7 @@ ATTENTION: dict[str, Claim] = {
         source="Kim et al. 2021, app. B; closed form derived here",
         control="matrices with one singular value far above the others",
     ),
-    # the line: rounding of a sum of squares of up to 1e6
+    # threshold: rounding of a sum of squares of up to 1e6
     "law_score_biases": agrees(
         law="score_biases",
         line=1e-9,

@@ -157,7 +157,7 @@ LAWS = {
 CLAIMS = {
     "law_looped_collapse": agrees(
         law="looped_collapse",
-        # the line: twice the random error of a seed of 16 networks, which is largest at the last layers with a = 1
+        # threshold: twice the random error of a seed of 16 networks, which is largest at the last layers with a = 1
         line=0.3,
         statement="One random layer that is applied again and again makes tokens alike sooner than layers of their "
         "own: its residual falls with g = sum of C(l, k)^2 a^2k in place of (1 + a^2)^l",
@@ -167,7 +167,7 @@ CLAIMS = {
     ),
     "law_looped_end": agrees(
         law="looped_end",
-        # the line: what is left of the slowest start after 300 layers, and of tokens that are not alike, is a few .001
+        # threshold: what is left of the slowest start after 300 layers, and of tokens that are not alike, is a few .001
         line=0.02,
         statement="With post-norm, a layer that is applied again and again ends at a fixed point if the leading "
         "eigenvalue of its values is real, and else turns for ever, by the angle of 1 + a lambda",

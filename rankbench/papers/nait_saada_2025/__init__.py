@@ -75,7 +75,7 @@ CLAIMS: dict[str, Claim] = {
             "the same weights, those of each row in a random order", singular_over_law="shuffled_over_law"
         ),
     ),
-    # the line: among 400 x 400 log-normal weights the largest still lift sigma_2, at sigma = 1 by .15
+    # threshold: among 400 x 400 log-normal weights the largest still lift sigma_2, at sigma = 1 by .15
     "law_spectral_gap": agrees(
         law="spectral_gap",
         line=0.3,

@@ -102,7 +102,7 @@ CLAIMS: dict[str, Claim] = {
         along="model.branch_scale",
         control=from_other_end("model.branch_scale", 0),
     ),
-    # the line: below .048, the cosine that is left of 1 at a = 1/sqrt(12); the mean over 16 networks errs by .02
+    # threshold: below .048, the cosine that is left of 1 at a = 1/sqrt(12); the mean over 16 networks errs by .02
     "law_residual_scale": agrees(
         law="residual_scale",
         line=0.04,

@@ -105,8 +105,8 @@ CLAIMS: dict[str, Claim] = {
         "heads that see all of the token",
         source="rankbench, knob_latent_width: not a claim of DeepSeek-AI 2024",
     ),
-    # the line: the first layers' squared norms err at random by sqrt(2/128), an eighth of themselves; twice that of the
-    # largest share, a fifth
+    # threshold: the first layers' squared norms err at random by sqrt(2/128), an eighth of themselves; twice that of
+    # the largest share, a fifth
     "law_path_lengths": agrees(
         law="path_lengths",
         line=0.05,
@@ -115,7 +115,7 @@ CLAIMS: dict[str, Claim] = {
         source="rankbench, from the variance of fresh networks in Sun et al. 2025",
         control="norms behind the branches in place of before them",
     ),
-    # the line: half of the smallest change of a rank
+    # threshold: half of the smallest change of a rank
     "law_norm_ranks": agrees(
         law="norm_ranks",
         line=0.5,

@@ -55,7 +55,7 @@ LAWS = {
     )
 }
 CLAIMS = {
-    # the line: alpha R, a 60th of the sum at the shortest massive token, errs by a fifth at random, and the bound
+    # threshold: alpha R, a 60th of the sum at the shortest massive token, errs by a fifth at random, and the bound
     # leaves out what is of second order in it
     "law_massive_token": agrees(
         law="massive_token",

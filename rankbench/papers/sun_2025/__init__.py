@@ -55,7 +55,7 @@ LAWS = {
     )
 }
 CLAIMS = {
-    # the line: twice the random error of one network, whose early layers err by sqrt(2/128) of themselves
+    # threshold: twice the random error of one network, whose early layers err by sqrt(2/128) of themselves
     "law_depth_curse": agrees(
         law="depth_curse",
         line=0.25,

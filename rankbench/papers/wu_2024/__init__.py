@@ -126,7 +126,7 @@ CLAIMS: dict[str, Claim] = {
         source=WU,
         **in_order("model.window", -1, partial(log10_left, variant="attention_only_no_norm")),
     ),
-    # the line: how far tokens still move after 600 layers at ratios next to a threshold, where they part most slowly
+    # threshold: how far tokens still move after 600 layers at ratios next to a threshold, where they part most slowly
     "law_layernorm_rank": agrees(
         law="layernorm_rank",
         line=1e-3,

@@ -55,7 +55,7 @@ LAWS = {
     )
 }
 CLAIMS = {
-    # the line: the random error of 16 networks of 4 heads, .02 to .03, and what norms and tokens that become alike add
+    # threshold: the random error of 16 networks of 4 heads, .02 to .03, and what norms and tokens that become alike add
     "law_position_bias": agrees(
         law="position_bias",
         line=0.1,

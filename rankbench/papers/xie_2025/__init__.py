@@ -147,7 +147,7 @@ CLAIMS: dict[str, Claim] = {
             lambda rows: _trained_streams(rows).stream_residual.max(),
         ),
     ),
-    # the line: three times the random error of 4 networks, whose tokens share the permutations
+    # threshold: three times the random error of 4 networks, whose tokens share the permutations
     "law_stream_collapse": agrees(
         law="stream_collapse",
         line=0.1,

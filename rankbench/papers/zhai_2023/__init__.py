@@ -103,7 +103,7 @@ CLAIMS: dict[str, Claim] = {
         claimed=above(HALF),
         **at_value("model.weight_norm", "sigma", "none", _entropy_kept),
     ),
-    # the line: the descent ends where its steps turn in place, at rounding
+    # threshold: the descent ends where its steps turn in place, at rounding
     "law_entropy_bound": agrees(
         law="entropy_bound",
         line=1e-9,
