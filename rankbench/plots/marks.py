@@ -16,8 +16,8 @@ from matplotlib.ticker import MaxNLocator
 
 from rankbench.plots.names import in_a_paper
 from rankbench.plots.style import GREY, INK, LEGEND_LETTER, MARKERS, colour_of, dashes_of, marker_of, points_of
-from rankbench.runs.intervals import half_width
-from rankbench.runs.tables import mean_and_spread
+from rankbench.runs.intervals import ends95, half_width
+from rankbench.runs.tables import mean_and_spread, scale_of
 
 FLOOR, BELOW = "rounding error of a forward pass", "at or below its rounding error"
 TRIANGLE: dict[str, Any] = {"marker": "v", "markerfacecolor": "white", "markeredgewidth": 0.8, "markersize": 5.5}
@@ -110,7 +110,7 @@ def level(axes: Axes, rows: pd.DataFrame, column: str, label: str, colour: str, 
     axes.axhline(per_seed.mean(), color=colour, linestyle=dashes, linewidth=1, label=label, zorder=1)
     if len(per_seed) > FEW_SEEDS:
         half = half_width(per_seed.std(), len(per_seed))
-        axes.axhspan(per_seed.mean() - half, per_seed.mean() + half, color=colour, alpha=0.1, linewidth=0, zorder=0)
+        axes.axhspan(*ends95(per_seed.mean(), half, scale_of(column)), color=colour, alpha=0.1, linewidth=0, zorder=0)
     elif len(per_seed) > 1:
         across = axes.get_yaxis_transform()
         look: dict[str, Any] = {"color": colour, "linestyle": dashes, "linewidth": 0.5, "alpha": 0.35, "zorder": 0}

@@ -15,7 +15,7 @@ from rankbench.plots.marks import FEW_SEEDS, is_wide, spans_orders, spread, tick
 from rankbench.plots.names import in_a_paper, key_in_words, settings_of
 from rankbench.plots.style import GREY, colour_of, dashes_of, marker_of, panel_size
 from rankbench.runs.intervals import LEVEL
-from rankbench.runs.tables import booleans_as_words, mean_and_spread, over_seeds
+from rankbench.runs.tables import booleans_as_words, mean_and_spread, over_seeds, scale_of
 
 MOST_NAMED = 12  # configurations that each have a colour and a name in a scatter plot
 # Inches, in the figure of differences: a configuration's row, the title and the axis of a panel, and the legend
@@ -31,8 +31,8 @@ def draw_sweep(
     value: str = "test_accuracy",
     statistic: str = "mean",
 ) -> Figure:
-    """A number of each run against a varied key: the mean over seeds, with bars for its 95 % interval (for a loss: the
-    part above 0); up to ten seeds are points.
+    """A number of each run against a varied key: the mean over seeds, with bars for its 95 % interval; up to ten seeds
+    are points.
 
     With statistic="best", the number of the best seed (largest accuracy or smallest loss). Test accuracies are shown
     with those of constant answers, if the table has them. A line for each value of `series`, a panel for each value of
@@ -42,7 +42,9 @@ def draw_sweep(
     table = booleans_as_words(table)
     figure, grid, facets = _panels(table, facet)
     lines = _in_order(table[series]) if series else [""]
-    wide = not value.startswith("test_") and is_wide(table[value])
+    scale = "positive" if is_wide(table[value]) and scale_of(value) != "share" else scale_of(value)
+    summaries = over_seeds(table, list(dict.fromkeys(filter(None, (x, series, facet)))), value, scale)
+    wide = scale == "positive" and is_wide(pd.concat([table[value], summaries.low95, summaries.high95]))
     words = None if pd.api.types.is_numeric_dtype(table[x]) else _in_order(table[x])
     everywhere = pd.Series(range(len(words))) if words else table[x]
     steps = np.diff(np.unique(everywhere))
@@ -51,7 +53,7 @@ def draw_sweep(
     for axes, (label, rows_of_panel) in zip(grid.flat, facets, strict=False):
         for number, line in enumerate(lines):
             rows = rows_of_panel[rows_of_panel[series] == line] if series else rows_of_panel
-            summary = over_seeds(rows, [x], value, "positive" if wide else None)
+            summary = over_seeds(rows, [x], value, scale)
             if summary.empty:
                 continue
             x_values = _aside(
@@ -65,10 +67,12 @@ def draw_sweep(
                 best = summary.largest if value == "test_accuracy" else summary.smallest
                 axes.errorbar(x_values, best, label=name or "best of the seeds", **style)
                 continue
-            low95 = summary.low95.clip(lower=0) if (table[value] >= 0).all() else summary.low95
-            bars, num_seeds = [summary["mean"] - low95, summary.high95 - summary["mean"]], summary.num_seeds.max()
+            ends, num_seeds = (
+                [summary["mean"] - summary.low95, summary.high95 - summary["mean"]],
+                summary.num_seeds.max(),
+            )
             name = name or ("mean over seeds, 95 % CI" if num_seeds > 1 else "one seed")
-            axes.errorbar(x_values, summary["mean"], bars, label=name, **style)
+            axes.errorbar(x_values, summary["mean"], ends, label=name, **style)
             if num_seeds <= FEW_SEEDS:
                 of_seeds = mean_and_spread(rows.dropna(subset=[value]), [x], value)
                 spread(axes, x_values, of_seeds, style["color"])

@@ -8,7 +8,7 @@ import bisect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -19,6 +19,12 @@ POWER = 0.8
 MOST_REPEATS = 10_000  # repeats beyond which a number counts as lying on the line
 SAME = 1e-9  # relative difference of two numbers that are the same up to rounding
 FAR = 30.0  # standard errors at which a test of any size has a power of .97 or more; SciPy loses digits farther out
+
+# Of numbers that are bounded: to the scale of Student's t and back, and by what an error of the number is divided there
+SCALES: dict[str, tuple[Any, Any, Any]] = {
+    "share": (scipy.special.logit, scipy.special.expit, lambda mean: mean * (1 - mean)),
+    "positive": (np.log, np.exp, lambda mean: mean),
+}
 
 Numbers: TypeAlias = float | np.ndarray | pd.Series
 Values: TypeAlias = Sequence[float] | np.ndarray | pd.Series
@@ -41,12 +47,6 @@ class _Mean:
     error: float
     count: int
     method: str
-
-    def at(self, distance: float) -> float:
-        """The number at this distance from the mean."""
-        if self.method == "t of logits":
-            return float(scipy.special.expit(scipy.special.logit(self.mean) + distance))
-        return float(self.mean * np.exp(distance)) if self.method == "t of logarithms" else float(self.mean + distance)
 
     def distance(self, number: float) -> float:
         """Distance of a number from the mean; infinite for a number outside of the scale."""
@@ -89,16 +89,27 @@ def interval95(values: Values, scale: str = "real") -> Interval:
     if len(values) < 2:
         return Interval(float(np.mean(values)), math.nan, math.nan, "none")
     mean = _mean(values, scale)
-    halfwidth = scipy.special.stdtrit(mean.count - 1, 1 - LEVEL) * mean.error
-    low, high = mean.at(-halfwidth), mean.at(halfwidth)
+    low, high = ends95(mean.mean, half_width(float(np.std(values, ddof=1)), mean.count), scale)
     # for equal values, going to logits and back can round an end past the mean
-    return Interval(mean.mean, min(low, mean.mean), max(high, mean.mean), mean.method)
+    return Interval(mean.mean, min(float(low), mean.mean), max(float(high), mean.mean), mean.method)
 
 
 def half_width(sd: Numbers, num_values: Numbers) -> Numbers:
     """Half-width of Student's 95 % interval for the mean of `num_values` values with standard deviation `sd`; nan for
     one value."""
     return scipy.special.stdtrit(num_values - 1, 1 - LEVEL) * sd / num_values**0.5
+
+
+def ends95(means: Numbers, half_widths: Numbers, scale: str) -> tuple[Any, Any]:
+    """Ends of the intervals of `interval95` for means with these half-widths of Student's interval. Means that have no
+    logarithm or no logit have Student's."""
+    if scale not in SCALES:
+        return means - half_widths, means + half_widths
+    to, back, slope = SCALES[scale]
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        low, high = (back(to(means) + sign * half_widths / slope(means)) for sign in (-1, 1))
+        has_scale = np.isfinite(to(means))
+    return np.where(has_scale, low, means - half_widths), np.where(has_scale, high, means + half_widths)
 
 
 def p_value(values: Values, line: float, side: int, scale: str = "real") -> float:

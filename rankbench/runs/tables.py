@@ -14,7 +14,7 @@ import pandas as pd
 from rankbench.config.arguments import typed_arguments
 from rankbench.config.keys import ConfigError
 from rankbench.runs.files import LARGEST_TABLE, bounded, write_text
-from rankbench.runs.intervals import half_width, interval95
+from rankbench.runs.intervals import ends95, half_width, interval95
 
 RUN = {  # the columns that every table begins with, and what they mean
     "run": "Name of the run's folder; `fresh` for untrained networks; else the network as it was named.",
@@ -24,6 +24,7 @@ RUN = {  # the columns that every table begins with, and what they mean
 }
 RUN_COLUMNS = list(RUN)
 NAMES = dict.fromkeys(("run", "task", "model", "architecture"), str)  # words, also where they look like numbers
+POSITIVE = {"loss", "bits", "seconds", "residual", "rank", "norm"}  # last words of columns of numbers above 0
 AGAIN = "put back the file that was there, or make it again"  # by analyze, or by training in another folder
 # Columns of which by_layer keeps one choice, and the one that it prefers; None: the first.
 CHOICES = {"weights": "trained", "variant": "full", "view": "all", "special_tokens": None, "dtype": None}
@@ -101,8 +102,8 @@ def booleans_as_words(table: pd.DataFrame) -> pd.DataFrame:
 def mean_and_spread(table: pd.DataFrame, axes: list[str], value: str, *, geometric: bool = False) -> pd.DataFrame:
     """`value` by `axes`: mean over everything within a seed, then mean over the seeds, with its 95 % interval.
 
-    Columns: the axes, mean, low, high, num_seeds, of_seed. low and high are the ends of Student's interval (nan for one
-    seed); of_seed is a dict of the values by seed.
+    Columns: the axes, mean, low, high, num_seeds, of_seed. low and high are the ends of `interval95` on the scale of
+    the column (nan for one seed); of_seed is a dict of the values by seed.
     geometric: average logarithms, for values that span orders of magnitude; zeros then count as the smallest float64,
     and high can be inf.
     """
@@ -122,7 +123,8 @@ def mean_and_spread(table: pd.DataFrame, axes: list[str], value: str, *, geometr
         mean = np.nansum(values, axis=1) / num_seeds
         sd = np.sqrt(np.nansum((values - mean[:, None]) ** 2, axis=1) / (num_seeds - 1))
         half = half_width(sd, num_seeds)
-    ends = {"mean": mean, "low": mean - half, "high": mean + half}
+    low, high = ends95(mean, half, "real" if geometric else scale_of(value))
+    ends = {"mean": mean, "low": low, "high": high}
     if geometric:
         with np.errstate(over="ignore"):  # the interval of two seeds that lie far apart can overflow to inf
             ends = {name: np.exp(end) for name, end in ends.items()}
@@ -131,8 +133,10 @@ def mean_and_spread(table: pd.DataFrame, axes: list[str], value: str, *, geometr
 
 
 def scale_of(column: str) -> str:
-    """The scale of `interval95` for a column of final numbers."""
-    return "share" if column.endswith("accuracy") else "real"
+    """The scale of `interval95` for a column, by the last word of its name."""
+    if column.endswith("accuracy"):
+        return "share"
+    return "positive" if column.rpartition("_")[2] in POSITIVE and "log10" not in column else "real"
 
 
 def over_seeds(table: pd.DataFrame, axes: list[str], value: str, scale: str | None = None) -> pd.DataFrame:

@@ -118,7 +118,7 @@ def test_summary_is_what_numpy_and_scipy_say(reported):
     mean = values.mean()
     of_logits = stats.t.interval(0.95, 2, np.log(mean / (1 - mean)), stats.sem(values) / (mean * (1 - mean)))
     losses = 1 - values
-    of_losses = stats.t.interval(0.95, 2, losses.mean(), stats.sem(losses))
+    of_losses = losses.mean() * np.exp(stats.t.interval(0.95, 2, 0, stats.sem(losses) / losses.mean()))
     # relative 1e-12: the same sums in another order
     assert row.test_accuracy_mean == pytest.approx(mean, rel=1e-12)
     ends = [row.test_accuracy_low95, row.test_accuracy_high95]
@@ -319,12 +319,18 @@ def test_the_best_of_the_seeds_is_drawn_where_it_is_asked_for(value, best):
     assert list(line.get_ydata()) == best
 
 
-def test_bars_of_losses_end_at_0_and_ticks_do_not_print_over_each_other():
+@pytest.mark.parametrize(("apart", "scale"), [(0.1, "linear"), (2, "log")])
+def test_bars_of_losses_stay_above_0_and_ticks_do_not_print_over_each_other(apart, scale):
+    """Seeds far apart have an interval over orders of magnitude, and its axis is logarithmic."""
     rates = (1e-4, 1.1e-4, 1e-3, 3e-3, 1e-2)
-    rows = [{"seed": seed, "lr": rate, "test_loss": 0.1 + 2 * seed} for rate in rates for seed in (0, 1)]
+    rows = [{"seed": seed, "lr": rate, "test_loss": 1 + apart * seed} for rate in rates for seed in (0, 1)]
     (axes,) = draw_sweep(pd.DataFrame(rows), "lr", value="test_loss").axes
     (_, _, (bars,)) = axes.containers[0]
-    assert all(segment[:, 1].min() == 0 and segment[:, 1].max() > 2 for segment in bars.get_segments())
+    mean = 1 + apart / 2
+    # with two seeds the standard error is half of their distance; 12.7 is Student's quantile
+    ends = [mean * np.exp(sign * 12.706204736 * (apart / 2) / mean) for sign in (-1, 1)]
+    assert all(segment[:, 1] == pytest.approx(ends, rel=1e-6) for segment in bars.get_segments())
+    assert axes.get_yscale() == scale
     assert axes.get_xscale() == "log" and not set(rates[:2]) <= set(axes.get_xticks())
 
 

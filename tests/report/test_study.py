@@ -65,7 +65,8 @@ def test_a_study_is_one_value_of_each_run_and_seed_as_figure_and_table(home):
     summary = pd.read_csv(home / "report" / "summary.csv").set_index(["model.layers", "model.norm"])
     for (layers, norm), row in summary.iterrows():
         of_seeds = [rank_at(layers, norm, layers, "mlp", seed) for seed in range(3)]
-        ends = stats.t.interval(0.95, 2, np.mean(of_seeds), stats.sem(of_seeds))
+        mean = np.mean(of_seeds)
+        ends = mean * np.exp(stats.t.interval(0.95, 2, 0, stats.sem(of_seeds) / mean))  # ranks are above 0
         assert (row["residual.effective_rank_low95"], row["residual.effective_rank_high95"]) == pytest.approx(ends)
     for name in ("residual_effective_rank", "test_accuracy_by_residual_effective_rank", "sweep"):
         assert (home / "report" / f"{name}.png").exists() and f"{name}.png" in (home / "said.txt").read_text()

@@ -260,6 +260,17 @@ def test_shares_that_would_leave_their_scale_by_students_interval():
     assert 0 < low < 0.05 and 0.95 < high < 1
 
 
+@pytest.mark.parametrize("column", ["test_accuracy", "whole_loss", "effective_rank", "log10_residual", "loss_fall"])
+def test_a_line_has_the_intervals_of_its_columns_scale(column):
+    of_x = {0: [0.2, 0.9, 0.6], 1: [1.0, 1.0, 1.0], 2: [0.0, 0.0, 0.9], 3: [0.0, 0.0, 0.0]}
+    rows = [{"x": x, "seed": seed, column: value} for x, values in of_x.items() for seed, value in enumerate(values)]
+    scale = {"accuracy": "share", "loss": "positive", "rank": "positive"}.get(column.rpartition("_")[2], "real")
+    ends = mean_and_spread(pd.DataFrame(rows), ["x"], column)[["low", "high"]].to_numpy()
+    # absolute 1e-12: rounding of the scale and back
+    np.testing.assert_allclose(ends, [interval95(values, scale)[1:3] for values in of_x.values()], atol=1e-12)
+    assert (ends.min() < 0) == (scale == "real") and (ends.max() > 1) == (scale != "share")
+
+
 def test_one_seed_has_no_interval():
     for scale in ("real", "share"):
         mean, low, high, method = interval95([0.25], scale)
