@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 
 from rankbench.analyses.analysis import Subject
-from rankbench.config.keys import ConfigError
+from rankbench.config.keys import ConfigError, in_one_line
 from rankbench.measures.module_padding import SEQUENCES_AT_A_TIME
 from rankbench.tasks.task import score
 
@@ -43,7 +43,7 @@ def told(model: str, what: str) -> Iterator[None]:
     except ConfigError:
         raise
     except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        reason = in_one_line(error)
         hint = "HYDRA_FULL_ERROR=1 shows where"
         if "_grouped_mm" in reason or "grouped_gemm" in reason or "mat_a" in reason:
             hint = "experts of this kind need precision=fp32, or the library's eager experts"

@@ -247,6 +247,11 @@ def shortened(message: str) -> str:
     return cut(given) + colon + re.sub(rf"\S{{{LONGEST},}}", lambda match: cut(match[0]), rest)
 
 
+def in_one_line(error: BaseException) -> str:
+    """The class and the message of an error."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
 def printable(text: str) -> str:
     """The text with its control characters, and the bytes of file names that are no UTF-8, as escapes."""
     return re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]", lambda match: ascii(match[0])[1:-1], text)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from rankbench.analyses import Foreign, Subject, attention, residual
-from rankbench.config.keys import ConfigError
+from rankbench.config.keys import ConfigError, in_one_line
 from rankbench.measures.module_reading import read_module
 from rankbench.measures.module_states import layers_of
 from rankbench.measures.network_table import in_words
@@ -64,10 +64,9 @@ def rows_by_table(
 def _left_out(name: str) -> Iterator[None]:
     try:
         yield
-    except ConfigError as error:
-        log.warning("%s is left out: %s", name, error)
     except Exception as error:  # what a model returns can make its reading fail in any way; its training goes on
-        log.warning("%s is left out: %s", name, " ".join(f"{type(error).__name__}: {error}".split())[:300])
+        reason = error if isinstance(error, ConfigError) else in_one_line(error)[:300]
+        log.warning("%s is left out: %s", name, reason)
 
 
 def rows_by_parameter(model: nn.Module) -> Iterator[dict[str, Any]]:

@@ -31,7 +31,7 @@ from rankbench import plots
 from rankbench.analyses import Subject
 from rankbench.analysing.module_runs import told
 from rankbench.config.arguments import typed_arguments
-from rankbench.config.keys import ConfigError, check_known, refuse_null_byte
+from rankbench.config.keys import ConfigError, check_known, in_one_line, refuse_null_byte
 from rankbench.model.undisturbed import changed_by, hooked, undisturbed
 from rankbench.observing.folder import STEPS, Table, begin, check_folder, config_of, identity, observed_steps
 from rankbench.observing.measured import MEASURES, STATES, rows_by_table, subject_of
@@ -280,7 +280,7 @@ class Observer:
     def _warn(self, what: str, message: str, error: Exception | None = None) -> None:
         """Log a failure, unless the same failed at the last look."""
         if what not in self._failing:
-            reason = "" if error is None else f": {' '.join(f'{type(error).__name__}: {error}'.split())}"
+            reason = "" if error is None else f": {in_one_line(error)}"
             log.warning("%s: %s%s", self.folder, message, reason)
         self._failing.add(what)
 
