@@ -13,6 +13,8 @@ BARE: dict = {"heads": 1, "skip": False, "mlp": False, "mlp_skip": False, "norm"
 BARE |= {"activation": "relu", "positions": "none", "read_in": "identity", "read_out": "identity"}
 BARE |= {"init_gain": 3**0.5}  # times U(+-1/sqrt(d)): every matrix has entries of variance 1/d
 UNIFORM = {"mix_attention": 0.0, "mix_uniform": 1.0}  # every query averages the tokens that it sees
+# Each token by itself with a skip: a branch of normed tokens has variance 1
+BY_ITSELF: dict = {"mix_attention": 0.0, "mix_identity": 1.0, "skip": True}
 
 
 def bare_network(num_inputs: int, num_outputs: int, tokens: int, /, **keys: Any) -> Transformer:

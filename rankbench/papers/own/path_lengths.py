@@ -14,10 +14,7 @@ import torch
 
 from rankbench.measures.frozen_network import sums_by_length
 from rankbench.measures.law import CLAIMED, CONTROL, Law, Measured, Predicted
-from rankbench.model.bare import drawn_network
-
-# Each token by itself, so that every branch of normed tokens has variance 1.
-KEYS = {"mix_attention": 0.0, "mix_identity": 1.0, "skip": True}
+from rankbench.model.bare import BY_ITSELF, drawn_network
 
 
 def shares(layers: int) -> list[float]:
@@ -39,7 +36,7 @@ def network(generator: torch.Generator, tokens: int, layers: int, width: int) ->
     x_1ND = torch.randn(1, tokens, width, dtype=torch.float64, generator=generator)
     for setup, norm in ((CLAIMED, "pre"), (CONTROL, "post")):
         for depth in _depths(layers):
-            drawn = drawn_network(generator, tokens, width=width, layers=depth, norm=norm, **KEYS)
+            drawn = drawn_network(generator, tokens, width=width, layers=depth, norm=norm, **BY_ITSELF)
             mass_K = sums_by_length(drawn, x_1ND).by_length_KBND.square().sum((1, 2, 3))
             for length, share in enumerate((mass_K / mass_K.sum()).tolist()):
                 yield setup, f"{depth} layers", length, share

@@ -12,12 +12,12 @@ import torch
 
 from rankbench.judging.of_laws import agrees
 from rankbench.measures.law import CLAIMED, CONTROL, Law, Measured, Predicted
-from rankbench.model.bare import drawn_network
+from rankbench.model.bare import BY_ITSELF, drawn_network
 from rankbench.model.network import run
 
 SCALES = {"s = 1": ("none", 0.0), "s = 1/sqrt(l)": ("depth", -0.5)}  # model.norm_scale, and the power of l
-# Each token by itself, and branches of variance 1: ReLU halves the mean square, which grows as the gain's 4th power.
-KEYS = {"mix_attention": 0.0, "mix_identity": 1.0, "skip": True, "mlp": True, "mlp_skip": True, "mlp_gain": 2**0.25}
+# Branches of variance 1, of MLPs too: ReLU halves the mean square, which grows as the gain's 4th power.
+KEYS = BY_ITSELF | {"mlp": True, "mlp_skip": True, "mlp_gain": 2**0.25}
 
 
 def variance(layers: int, power: float = 0.0) -> float:

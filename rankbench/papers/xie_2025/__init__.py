@@ -29,14 +29,12 @@ from rankbench.judging.residual_left import ends, keeps
 from rankbench.judging.sweeps import at_value
 from rankbench.measures.law import CLAIMED, CONTROL, Law, Measured, Predicted
 from rankbench.measures.streams import streams_by_layer
-from rankbench.model.bare import drawn_network
+from rankbench.model.bare import BY_ITSELF, drawn_network
 
 STREAMS = 4
 MIXES = {"average, e = 0.1": ("average", 0.1), "average, e = 0.02": ("average", 0.02)}
 MIXES |= {"permutation, e = 0.3": ("permutation", 0.3)}
-# Each token by itself; what a sub-layer writes has variance 1.
-KEYS = {"mix_attention": 0.0, "mix_identity": 1.0, "skip": True, "norm": "pre"}
-KEYS |= {"hyper_connections": "free", "streams": STREAMS}
+KEYS = BY_ITSELF | {"norm": "pre", "hyper_connections": "free", "streams": STREAMS}
 
 
 def kept(kind: str, share: float) -> float:
