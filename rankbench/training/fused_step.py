@@ -73,16 +73,17 @@ def library_for(cfg: TrainConfig, task: Task, machine: Machine, length: int | No
     if (reason := uncovered(cfg, task, machine)) is not None:
         raise NoLibraryError(f"it does not cover {reason}")
     model = cfg.model
-    sizes = {"REAL": _real(machine), "WIDTH": model.width, "HEADS": model.heads}
-    sizes |= {
+    sizes = {
+        "REAL": "double" if machine.dtype == torch.float64 else "float",
+        "WIDTH": model.width,
+        "HEADS": model.heads,
         "HEAD_WIDTH": head_width(model),
         "VALUE_WIDTH": value_width(model),
         "SHARED": int(model.tied_qk),
         "OUTPUTS": task.num_outputs,
+        "HIDDEN": max(1, round(model.mlp_ratio * model.width)),
     }
-    sizes |= {} if length is None else {"TOKENS": length}
-    sizes |= {"HIDDEN": max(1, round(model.mlp_ratio * model.width))}
-    compiled = library(SOURCE, sizes)
+    compiled = library(SOURCE, sizes if length is None else sizes | {"TOKENS": length})
     compiled.memory_of_step.restype = ctypes.c_int64
     compiled.step.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_int64] + [ctypes.c_void_p] * 7
     return compiled
@@ -101,10 +102,6 @@ def head_width(model: ModelConfig) -> int:
 def value_width(model: ModelConfig) -> int:
     """Width of a head's values."""
     return model.value_width or head_width(model)
-
-
-def _real(machine: Machine) -> str:
-    return "double" if machine.dtype == torch.float64 else "float"
 
 
 class _Affine(ctypes.Structure):

@@ -67,8 +67,7 @@ def _compiler() -> str:
 @cache
 def _target(compiler: str) -> str:
     """The compiler's version and the features of this processor that it uses, as it tells them."""
-    done = _run([compiler, *FLAGS, "-v", "-E", "-x", "c++", os.devnull])
-    return done.stderr
+    return _run([compiler, *FLAGS, "-v", "-E", "-x", "c++", os.devnull]).stderr
 
 
 def _folder() -> Path:
