@@ -518,12 +518,13 @@ class Turned(nn.Module):
         return (out if isinstance(out, Tensor) else out[0]).transpose(0, 1)
 
 
-@rewrite("sequence first inside")
-def _(network: Network) -> Written | None:
-    """The layers read (N, B, D) in place of (B, N, D), or the other way round."""
-    if (form := network.forms.get("sequence first inside")) is None:
-        return None
-    return Written(form(), network.inputs())
+def in_own_form(network: Network, name: str) -> Written | None:
+    """The network in another form of its own source."""
+    return Written(form(), network.inputs()) if (form := network.forms.get(name)) is not None else None
+
+
+# the layers read (N, B, D) in place of (B, N, D), or the other way round
+REWRITES["sequence first inside"] = partial(in_own_form, name="sequence first inside")
 
 
 @rewrite("sequence first")
@@ -636,12 +637,8 @@ REWRITES["a dead tower"] = partial(with_tower, returned=False)
 REWRITES["a tower as second output"] = partial(with_tower, returned=True)
 
 
-@rewrite("the source's other attention")
-def _(network: Network) -> Written | None:
-    """The other one of two implementations in the network's own source, as fused and eager in the library."""
-    if (form := network.forms.get("other implementation")) is None:
-        return None
-    return Written(form(), network.inputs())
+# the other one of two implementations, as fused and eager in the library
+REWRITES["the source's other attention"] = partial(in_own_form, name="other implementation")
 
 
 @rewrite("the library's casts")

@@ -87,15 +87,12 @@ def test_what_a_run_brings_cannot_be_changed(run, word):
     assert line.startswith(f"{word}: the run in run=run has its own ")
 
 
-@pytest.mark.parametrize("word", ["precision=fp32", "threads=2", "analysis=[paths]", "analysis.paths.repeats=2"])
-def test_the_rest_can_be_changed(run, word):
+NOT_OF_THE_RUN = ("precision=fp32", "threads=2", "analysis=[paths]", "analysis.paths.repeats=2")
+
+
+@pytest.mark.parametrize("words", [*(["run=run", word] for word in NOT_OF_THE_RUN), ["model.layers=3", "seed=1"]])
+def test_the_rest_can_be_changed_and_without_a_run_everything(run, words):
     (run.folder / "checkpoint.safetensors").write_bytes(b"")
-    words = ["run=run", word]
-    check_job(resolve(composed("analyze", *words), words), words)
-
-
-def test_without_a_run_everything_can_be_changed():
-    words = ["model.layers=3", "seed=1"]
     check_job(resolve(composed("analyze", *words), words), words)
 
 

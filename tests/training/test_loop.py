@@ -479,13 +479,15 @@ def fresh_config():
     return config(*overrides, "replicas=2", "trainer.steps=46")
 
 
-@pytest.fixture(scope="module", params=["epochs_config", "fresh_config"])
-def uninterrupted(request, tmp_path_factory):
-    """A config and its run, trained in one go."""
+def in_one_go(request, tmp_path_factory):
+    """The config of the parameter's name, and its run, trained in one go."""
     cfg = request.getfixturevalue(request.param)
     run = Run(tmp_path_factory.mktemp(request.param) / "run")
     train(cfg, run)
     return cfg, run
+
+
+uninterrupted = pytest.fixture(scope="module", params=["epochs_config", "fresh_config"])(in_one_go)
 
 
 # Where the handling of a run is tested, not its numbers, one of the two configs will do.
@@ -712,13 +714,10 @@ def watched_config():
     return config(*overrides, "trainer.dynamics_sequences=2", "replicas=2", "trainer.steps=23")
 
 
-@pytest.fixture(scope="module", params=[pytest.param("epochs_config", marks=pytest.mark.slow), "watched_config"])
-def long(request, tmp_path_factory):
-    """A config whose rates do not depend on the number of steps, and its run, trained in one go."""
-    cfg = request.getfixturevalue(request.param)
-    run = Run(tmp_path_factory.mktemp(request.param) / "run")
-    train(cfg, run)
-    return cfg, run
+# of configs whose rates do not depend on the number of steps
+long = pytest.fixture(scope="module", params=[pytest.param("epochs_config", marks=pytest.mark.slow), "watched_config"])(
+    in_one_go
+)
 
 
 @pytest.fixture(scope="module")
