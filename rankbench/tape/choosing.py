@@ -41,7 +41,7 @@ class Choosing(Placed):
             for index in tensors_in([args, kwargs]):
                 counted = self.tag(index).counted
                 is_put_back = any(torch.equal(index, other) for other in self.indices)
-                if counted is not None and counted.mixes and not is_put_back:
+                if counted is not None and counted.compares and not is_put_back:
                     self.chosen[self.call] = None
         return result
 
@@ -58,15 +58,17 @@ class Choosing(Placed):
                     self.parts[key, x.shape[:-1]] = touched_in_part(x, x0)
 
     def takes(self, seen: Seen, x: Tensor, function: Callable[[Tensor], Tensor]) -> bool:
-        """Whether some tokens of x are taken more than once, as the neighbours of several tokens are: not if they are
-        sorted, or left out, or keep their places."""
+        """Whether some tokens of x are taken more than once, or several for each index, as neighbours are: not if they
+        are sorted, or left out, or keep their places."""
         of_indices = [tag.counted for y in tensors_in([seen.args, seen.kwargs]) if (tag := self.tag(y)).counted]
-        if not x.numel() or not any(tag.mixes for tag in of_indices):
+        if not x.numel() or not any(tag.compares for tag in of_indices):
             return False
         self.indices += [y for y in tensors_in([seen.args[1:], seen.kwargs]) if not y.is_floating_point()]
         last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
         numbers = function(torch.arange(last + 1, device=x.device).as_strided(x.shape, x.stride()))
-        is_again = numbers.unique().numel() < numbers.numel() and self._moves_tokens(seen, x, function)
+        has_several = numbers.dim() > sum(stride > 0 for stride in x.stride())
+        is_again = numbers.unique().numel() < numbers.numel() or has_several
+        is_again = is_again and self._moves_tokens(seen, x, function)
         if is_again:
             scores = next((tag.scores for tag in of_indices if tag.scores is not None), None)
             self.chosen[seen.call] = None if scores is None else scores.key

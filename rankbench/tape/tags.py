@@ -92,11 +92,12 @@ class Tag:
     product of queries and keys from which it came. logits: the softmax's input, masks included. form: the last
     function, softmax or elementwise, that made weights of scores; shares: exponentials over exponentials. factors: the
     two activations whose elementwise product it is. unshifted: what it was before the largest of each row was taken
-    off. pairs: whether sums of such products are in it, as scores of a query with the keys of its window are. depth:
-    the largest number of attention calls in a row on the way to it. passed: the attention calls on the way to it, a bit
-    for each. unclear: the product of two activations from which it came, if nothing showed whether that makes scores.
-    counted: of whole numbers and truth values, what they would be as numbers of the activations that they were made of.
-    taken: the calls that took tokens by comparing them with others, and that no attention has read since.
+    off. pairs: whether it has numbers of pairs of tokens: sums of such products, as scores of a query with the keys of
+    its window are, or sums or distances of every two. depth: the largest number of attention calls in a row on the way
+    to it. passed: the attention calls on the way to it, a bit for each. unclear: the product of two activations from
+    which it came, if nothing showed whether that makes scores. counted: of whole numbers and truth values, what they
+    would be as numbers of the activations that they were made of. taken: the calls that took tokens by comparing them
+    with others, and that no attention has read since.
     """
 
     kind: Kind
@@ -123,6 +124,11 @@ class Tag:
     def has_paths(self) -> bool:
         """Whether paths can lead to the tensor."""
         return self.node is not None or self.opaque is not None
+
+    @property
+    def compares(self) -> bool:
+        """Whether it is made of numbers of several tokens: of scores, say, or distances."""
+        return self.mixes or self.pairs
 
 
 class Scores(NamedTuple):

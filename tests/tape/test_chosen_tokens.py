@@ -87,6 +87,39 @@ def test_tokens_looked_up_in_a_table_of_states_are_named():
     )
 
 
+def farthest(x, number):
+    """Indices of tokens far from one another, the first left out, (B, number)."""
+    index, least = [torch.zeros(B, dtype=torch.long)], torch.full((B, T), torch.inf, dtype=x.dtype)
+    for _ in range(number):
+        least = torch.minimum(least, (x - x[torch.arange(B), index[-1]][:, None]).square().sum(-1))
+        index.append(least.argmax(-1))
+    return torch.stack(index[1:], 1)
+
+
+CENTRES = {
+    "farthest": lambda x: farthest(x, 4),
+    "some": lambda x: torch.tensor([1, 9, 6, 3]).expand(B, -1),
+    "of the largest first numbers": lambda x: x[..., 0].topk(4, -1).indices,
+}
+
+
+@pytest.mark.parametrize("name", CENTRES)
+@pytest.mark.parametrize("written", ["cdist", "differences"])
+@pytest.mark.parametrize("number", [2, 4])
+def test_groups_around_some_tokens_are_named(name, written, number):
+    """Centres, of which the touched token may be none, join the tokens nearest to them, as in PointNet++."""
+
+    def pooled(x):
+        centres = x.gather(1, CENTRES[name](x)[..., None].expand(-1, -1, D))
+        pairs = centres[:, :, None] - x[:, None]
+        distances = torch.cdist(centres, x) if written == "cdist" else pairs.square().sum(-1)
+        return (x[HERE, distances.topk(number, -1, largest=False)[1]] - centres[:, :, None]).relu().amax(2)
+
+    module = drawn(nn.Sequential(OfTokens(pooled), Attention(by_kernel)))
+    for seed in ("apart", "others", "further"):
+        assert record(module, states(seed, T)).reading.mixing == ("0",)
+
+
 def by_own_number(x):
     """The three tokens of the largest first number, mapped, and put back."""
     index_B3D = x[..., 0].topk(3, -1).indices[..., None].expand(-1, -1, D)

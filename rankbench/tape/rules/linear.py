@@ -239,9 +239,10 @@ def _add(seen: Seen) -> Tag | None:
     unshifted, of = None, tags[1].maker
     if seen.name == "sub" and of is not None and of.function.rpartition(".")[2] in LARGEST:
         unshifted = terms[0] if tags[0].unshifted is None else tags[0].unshifted
+    pairs = any(tag.pairs for tag in tags) or _is_outer(seen)
     if any(tag.opaque is not None for tag in tags):
-        return replace(seen.value_only(tags, Level.LINEAR), unshifted=unshifted)
-    tag = replace(combined(tags), unshifted=unshifted)
+        return replace(seen.value_only(tags, Level.LINEAR), unshifted=unshifted, pairs=pairs)
+    tag = replace(combined(tags), unshifted=unshifted, pairs=pairs)
     if any(tag.node is not None for tag in tags):
         parents = tuple(seen.recorder.parent(x, seen.result) for x in terms)
         tag.node = seen.node(parents, Sum(seen.result.dtype, factors))
@@ -249,6 +250,21 @@ def _add(seen: Seen) -> Tag | None:
         if base.kind == Kind.ACTIVATION and other.kind == Kind.WEIGHT and isinstance(x, Tensor):
             tag.origin = _with_bias(base.origin, seen.result.shape, factor, x)
     return tag
+
+
+def _is_outer(seen: Seen) -> bool:
+    """Whether two activations each have an axis that the other lacks, as for the difference of every pair of tokens."""
+    a, b = seen.args[:2]
+    if not all(seen.tag(x).kind == Kind.ACTIVATION for x in (a, b)):
+        return False
+    sizes = list(zip(reversed(a.shape), reversed(b.shape), strict=False))
+    return any(x > y for x, y in sizes) and any(x < y for x, y in sizes)
+
+
+@rule("cdist")
+def _distances(seen: Seen) -> Tag:
+    tags = [seen.tag(x) for x in seen.args[:2]]
+    return replace(seen.value_only(tags), pairs=all(tag.kind == Kind.ACTIVATION for tag in tags))
 
 
 def _with_bias(origin: Origin | None, shape: torch.Size, factor: float, bias: Tensor) -> Origin:
