@@ -15,7 +15,7 @@ from rankbench.measures.norms import euclidean_norm
 from rankbench.measures.rounding import FLOOR_SEQUENCES, FloorsOfSums, RandomRounding, num_passes
 from rankbench.model.modules import Example
 from rankbench.tape import Sums, Tape
-from rankbench.tape.reading import Paths
+from rankbench.tape.counting import Paths
 from rankbench.tasks.task import Score, score
 
 # In the sums of all lengths, on a CPU. Four times as many take up to 1.2 times as long, because no call then fits the

@@ -7,7 +7,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import zip_longest
 from typing import NamedTuple
 
 import torch
@@ -186,30 +185,3 @@ class Reading:
     def leading_to(self, output: Output) -> list[ReadCall]:
         """The attention calls on the way to a tensor."""
         return [call for call in self.calls if output.passed >> call.number & 1]
-
-
-class Paths(NamedTuple):
-    """Numbers of paths to a tensor. by_length: of k heads. through: those that pass one given head of each call."""
-
-    by_length: list[int]
-    through: dict[Site, int]
-
-    @classmethod
-    def of(cls, before: dict[Site, set[Site | None]], last: set[Site | None], reading: Reading) -> "Paths":
-        """From the calls that lead to each call, and to the tensor; None: paths may begin there."""
-        heads = {key: reading.by_key[key].lead.heads for key in before}
-        order = sorted(before, key=lambda key: reading.by_key[key].number)
-        upto: dict[Site | None, list[int]] = {None: [1]}  # by length, the paths that end with a call
-        for key in order:
-            upto[key] = [0, *(heads[key] * count for count in _sum_of([upto[x] for x in before[key]]))]
-        after: dict[Site | None, int] = dict.fromkeys(order, 0)  # the ways to go on behind a call
-        for key in reversed(order):
-            after[key] += key in last
-            for earlier in before[key] - {None}:
-                after[earlier] += heads[key] * after[key]
-        through = {key: sum(upto[key]) // heads[key] * after[key] for key in order}
-        return cls(_sum_of([upto[x] for x in last]), through)
-
-
-def _sum_of(counts: list[list[int]]) -> list[int]:
-    return [sum(each) for each in zip_longest(*counts, fillvalue=0)]

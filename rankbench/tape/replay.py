@@ -167,7 +167,7 @@ class Replay:
             ]
             result = None
             if not node.parents or any(x is not None for x in inputs):
-                result = node.step(self, self._filled(node, inputs), own)
+                result = node.step(self, self.filled(node, inputs), own)
                 if node.step.new or (own and all(own)):
                     fresh.add(node)
             slots[node] = result
@@ -182,7 +182,7 @@ class Replay:
         return Slots(0, parent[None]) if self.constants else None
 
     @staticmethod
-    def _filled(node: Node, inputs: list[Slots | None]) -> list[Slots | None]:
+    def filled(node: Node, inputs: list[Slots | None]) -> list[Slots | None]:
         """The inputs, with zeros for absent ones if the step needs all of them."""
         if not node.step.fills or None not in inputs:
             return inputs

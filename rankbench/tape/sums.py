@@ -25,10 +25,11 @@ from torch import Tensor
 
 from rankbench.config.keys import ConfigError
 from rankbench.tape.calls import name_of_module
+from rankbench.tape.counting import Paths, paths_of
 from rankbench.tape.following import first_state
 from rankbench.tape.read import read
 from rankbench.tape.read_out import read_out_of
-from rankbench.tape.reading import Paths, Reading
+from rankbench.tape.reading import Reading
 from rankbench.tape.recording import Recorder
 from rankbench.tape.replay import Frozen, Node, Replay, Slots, nodes_of
 from rankbench.tape.rules import COVERED, RULES
@@ -253,20 +254,11 @@ class Tape:
     def paths(self, upto: Upto = None, output: Callable | None = None) -> Paths:
         """The number of paths to a tensor, counted on the graph of the calls.
 
-        A path is the sequence of heads that it passes: routes that differ in a skip or an MLP are one path.
+        A path is the sequence of heads that it passes: routes that differ in a skip or an MLP are one path. Where
+        nothing joins the heads of a call before the next, each leads to its own alone.
         """
         target, _ = self._target(upto, output)
-        nodes = nodes_of(target) if isinstance(target, Node) else []
-        before: dict[Site, set[Site | None]] = {}  # those that lead to a call without another in between; None: none
-        last: dict[Node, set[Site | None]] = {}
-        for node in nodes:
-            known = set().union(*(last[x] if isinstance(x, Node) else {None} for x in node.parents or (None,)))
-            last[node] = known
-            if isinstance(node.step, Mixed):
-                key = self._counted_as(node)
-                before.setdefault(key, set()).update(known)
-                last[node] = {key}
-        return Paths.of(before, last[nodes[-1]] if nodes else {None}, self.reading)
+        return paths_of(nodes_of(target) if isinstance(target, Node) else [], self._counted_as, self.reading)
 
     def through_heads(self, upto: Upto = None, output: Callable | None = None) -> Iterator[ThroughHeads]:
         """For each attention call on the way to the output, the paths through its heads: one replay of H rows per

@@ -149,7 +149,9 @@ class Residual(nn.Sequential):
 
 @pytest.mark.parametrize("part", [OfSlices, lambda: ShiftedValues(written_out), lambda: ShiftedValues(by_kernel)])
 def test_heads_of_their_own_features_or_tokens_are_heads(part):
-    assert record(drawn(Residual(part(), part())), states()).paths().by_length == TWO
+    tape = record(drawn(Residual(part(), part())), states())
+    assert [call.lead.heads for call in tape.reading.calls] == [H, H]
+    assert tape.paths().by_length == ([1, 4, 2] if part is OfSlices else TWO)
 
 
 class ByDistance(nn.Module):

@@ -178,6 +178,59 @@ def test_paths_and_axes_are_read_behind_mixed_tokens_and_within_windows(name):
     assert tape.reading.outputs[0].axes == Axes(0, (1,))
 
 
+# --- heads that nothing joins before the next call --------------------------------------------------------------------
+
+
+class SeveralSteps(Attention):
+    """A sum of values to which the heads were applied again and again, as in the diffusion of a graph."""
+
+    def __init__(self, mix, sums):
+        super().__init__(mix)
+        self.sums = sums
+
+    def forward(self, x):
+        q, k, v = (heads_of(part(x)) for part in (self.q, self.k, self.v))
+        once = self.mix(q, k, v, None)
+        twice = self.mix(k, q, once, None)
+        return self.out(joined(v + once + twice if self.sums else twice))
+
+
+class HeadByHead(nn.Module):
+    """Each head reads a part of the state, and adds to it."""
+
+    def __init__(self, mix):
+        super().__init__()
+        self.mix, self.q, self.k, self.v = mix, *(nn.Linear(D // H, D // H) for _ in range(3))
+
+    def forward(self, x):
+        return x + joined(self.mix(*(part(heads_of(x)) for part in (self.q, self.k, self.v)), None))
+
+
+APART = {
+    "twice": (lambda mix: [SeveralSteps(mix, False)], [1, 0, 2]),
+    "powers": (lambda mix: [SeveralSteps(mix, True)], [1, 2, 2]),
+    "behind a layer": (lambda mix: [Attention(mix), SeveralSteps(mix, False)], [1, 2, 2, 4]),
+    "before a layer": (lambda mix: [SeveralSteps(mix, False), Attention(mix)], [1, 2, 2, 4]),
+    "a norm between": (lambda mix: [HeadByHead(mix), HeadByHead(mix)], [1, 4, 4]),
+    "parts of the state": (lambda mix: [nn.Sequential(*(HeadByHead(mix) for _ in range(3)))], [1, 6, 6, 2]),
+}
+
+
+@pytest.mark.parametrize("name", APART)
+@pytest.mark.parametrize("mix", [written_out, by_kernel])
+def test_heads_that_nothing_joins_lead_to_their_own_alone(name, mix):
+    build, num_paths = APART[name]
+    module, x = drawn(Sequence(*build(mix))), states()
+    wanted_KBND, counts = by_length(every_path(module, {"x": x}))
+    tape = record(module, x)
+    assert tape.paths().by_length == counts == num_paths
+    sums, paths = tape.sums(), tape.paths()
+    for got_BND, wanted_BND in zip(sums.by_length_KBND, wanted_KBND, strict=True):
+        assert (got_BND - wanted_BND).norm() <= ROUNDING * wanted_BND.norm()
+    through = sum(paths.through.values()) * H  # every path, once for each head that it passes
+    assert through == sum(length * count for length, count in enumerate(counts))
+
+
 # --- the same network written in other ways --------------------------------------------------------------------------
 
 

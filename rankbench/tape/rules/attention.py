@@ -44,7 +44,8 @@ def weighted_values(
         return seen.value_only([tag], Level.LINEAR)
     parent = values if tag.node is None else _values(seen, tag.node, origin, to_values, values.shape)
     bias = origin.bias if origin is not None and origin.constant is not None else None
-    node = seen.node((parent,), Mixed(weights, bias, grouped), "attention weights", reads)
+    shape = seen.result.shape if back is unchanged else torch.Size((*weights().shape[:-1], values.shape[-1]))
+    node = seen.node((parent,), Mixed(weights, bias, grouped), "attention weights", reads, shape)
     seen.recorder.mixed[node] = seen.recorder.key_of(seen)
     if back is not unchanged:
         node = seen.node((node,), Through(back))
@@ -187,9 +188,10 @@ def _multi_head(seen: Seen) -> list[Tag] | None:
         *([Through(lambda x: x[:, 0])] if unbatched else []),
     ]
     node = tag.node or value
+    of_heads = torch.Size((query.shape[1], heads, query.shape[0], width // heads))
     for step in steps:
         frozen, reads = ("attention weights", [query, key, mask]) if isinstance(step, Mixed) else (None, ())
-        node = seen.node((node,), step, frozen, reads, shape=seen.result[0].shape)
+        node = seen.node((node,), step, frozen, reads, of_heads if isinstance(step, Mixed) else seen.result[0].shape)
         if isinstance(step, Mixed):
             seen.recorder.mixed[node] = seen.recorder.key_of(seen)
     return [Tag(Kind.ACTIVATION, node=node), average]
