@@ -11,12 +11,14 @@ from rankbench.tape.touch import changed_at
 
 class Way(NamedTuple):
     """How inputs are touched: by how many standard deviations, 0 for not at all; in which inputs of tokens one is
-    exchanged for another; whether at one of the first tokens; whether at all numbers along the last of three axes."""
+    exchanged for another; whether at one of the first tokens; whether at all numbers along the last of three axes;
+    which inputs are left alone."""
 
     scale: float
     exchanged: frozenset[int] = frozenset()
     early: bool = False
     rows: bool = False
+    left_out: frozenset[int] = frozenset()
 
 
 class Mark(NamedTuple):
@@ -85,6 +87,13 @@ def is_tokens(x: Tensor) -> bool:
     if x.is_floating_point() or x.dtype == torch.bool or x.dim() not in (1, 2) or x.shape[-1] < 2:
         return False
     return x.unique().numel() > 2 and not bool((x == torch.arange(x.shape[-1], device=x.device)).all())
+
+
+def without_tokens(inputs: Sequence[Tensor]) -> frozenset[int]:
+    """Inputs that may be numbers of a sequence and not of its tokens, as a time or a class is: those of fewer axes,
+    where others have tokens with features, or tokens of which embeddings will make such."""
+    axes = [x.dim() + is_tokens(x) for x in inputs]
+    return frozenset(number for number, size in enumerate(axes) if 0 < size < 3 <= max(axes))
 
 
 def another(x: Tensor, at: tuple[int, ...]) -> Tensor:

@@ -45,6 +45,12 @@ class Placed(Touching):
         chosen = list(exact or fits)
         return chosen[0] if len(chosen) == 1 else None
 
+    def places_of(self, shape: Sequence[int], axis: int) -> list[int]:
+        """Where inputs of tokens of this shape are touched along an axis, if they are; of the turned one, too."""
+        marks = [mark for mark in self.marks if mark is not None]
+        places = [mark.at[axis] for mark in marks if mark.shape == tuple(shape)]
+        return places + [mark.at[1 - axis] for mark in marks if mark.shape == tuple(shape)[::-1]]
+
     @property
     def sequence(self) -> tuple[int, int]:
         """Which of how many sequences is touched."""
@@ -67,8 +73,10 @@ class Placed(Touching):
     def axes_of_input(self, number: int) -> Axes:
         """The axis of tokens of an input: that along which attention calls saw its touch."""
         mark = self.marks[number]
-        if mark is None or len(mark.shape) > 3:
-            return Axes(0 if mark is not None else None, ())
+        if mark is None:
+            return Axes(self.sequences.get(number), ())
+        if len(mark.shape) > 3:
+            return Axes(0, ())
         ends = [(call.touched, call.num_keys) for call in self.calls if call.keys_of == number]
         found = {mark.axes_of(at, size) for at, size in ends if 0 < len(at) < size}
         axes = {axis for axes in found for axis in axes if len(axes) == 1}

@@ -41,9 +41,9 @@ def first_of(result: Any) -> Tensor:
 
 
 class Passage(NamedTuple):
-    """Input and result of a submodule that keeps the shape."""
+    """What a submodule that may be a layer reads (states, and inputs of tokens), and its result."""
 
-    entered: Tensor
+    entered: tuple[Tensor, ...]
     left: Tensor
     passed: int
 
@@ -59,8 +59,8 @@ class Plain(Recorder):
         self.compared: dict[int, list[Tensor]] = {}  # by call: activations of which whole numbers were made
         self.weighed: dict[Call, tuple[Tensor, Tensor]] = {}
         self.sizes: list[Size] = []
-        self.states: dict[Visit, Passage] = {}
-        self.entered: dict[Visit, Tensor] = {}  # what submodules that may be layers read
+        self.entered: dict[Visit, tuple[Tensor, ...]] = {}
+        self.passages: dict[Visit, Passage] = {}
         self.is_listed = _listed(module) if isinstance(module, nn.Module) else set()
         self.stack: list[Visit] = []
         self.submodule = submodule
@@ -81,19 +81,27 @@ class Plain(Recorder):
         refuse_unreadable(self.module)  # they take no hooks
 
         def begun(run: Visit, _: nn.Module, given: Any) -> None:
-            if run.name in self.is_listed and (x := first_state(given)) is not None and x.dim() > 2:
+            if run.name not in self.is_listed:
+                return
+            if (x := first_state(given)) is not None and x.dim() > 2:
                 self.enter(run, x)
-                self.entered[run] = x.clone()  # the submodule may change it
+            read = [x for x in tensors_in(given) if (x.is_floating_point() and x.dim() > 2) or self.tokens.hold(x)]
+            self.entered[run] = tuple(x.clone() for x in read)  # the submodule may change them
 
         def ended(run: Visit, _: nn.Module, result: Any) -> None:
-            x, y = self.entered.get(run), first_state(result)
+            y = first_state(result)
             if run.name == self.submodule:
                 self.wanted_result = y
-            if x is not None and y is not None and x.shape == y.shape:
-                self.states[run] = Passage(x, y.clone(), self.tag(y).passed)
+            if self.entered.get(run) and y is not None:
+                self.passages[run] = Passage(self.entered[run], y.clone(), self.tag(y).passed)
 
         with following(self.module, begun, ended) as self.stack:
             return self.run(args, kwargs)
+
+    @property
+    def states(self) -> dict[Visit, Passage]:
+        """The passages that keep the shape of a state."""
+        return {run: each for run, each in self.passages.items() if each.entered[0].shape == each.left.shape}
 
     def enter(self, run: Visit, x: Tensor) -> None:
         """Called with what a submodule that may be a layer reads, before it runs."""

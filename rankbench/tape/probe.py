@@ -63,7 +63,7 @@ class Touched(Weighing):
     def enter(self, run: Visit, x: Tensor) -> None:
         """Where something that is no attention has carried the touch to all tokens, give the state that of the first
         pass, with a change at the one number that was touched most."""
-        old = self.base.entered.get(run)
+        old = next((old for old in self.base.entered.get(run, ()) if old.is_floating_point()), None)
         if old is None or x.dim() != 3 or x.shape != old.shape or 0 in x.stride():
             return
         self.entered_at = [touched_at(x, old, axis) for axis in (0, 1)]

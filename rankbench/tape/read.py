@@ -25,13 +25,14 @@ from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from rankbench.config.keys import ConfigError
 from rankbench.tape.calls import name_of_module, tensors_in
-from rankbench.tape.marks import Way
+from rankbench.tape.marks import Way, without_tokens
+from rankbench.tape.mixing import axes_of, mixing
 from rankbench.tape.plain import Changed, Plain, Size
 from rankbench.tape.probe import OF_ITSELF, UNREACHED, Touched
-from rankbench.tape.reading import Axes, Input, Output, ReadCall, Reading, State
+from rankbench.tape.reading import Input, Output, ReadCall, Reading, State
 from rankbench.tape.recording import OUTSIDE
 from rankbench.tape.tags import Role, Visit
-from rankbench.tape.touch import LEAK, changed_at, is_partly, is_spread, touched_at
+from rankbench.tape.touch import changed_at
 from rankbench.tape.touching import Touching
 
 Result = tuple[str, Tensor]  # by its name
@@ -69,7 +70,7 @@ def read(
     _check_parts_of_keys(touched)
     names = [_name(path) for path, x in tree_flatten_with_path((args, kwargs))[0] if isinstance(x, Tensor)]
     inputs = tuple(
-        Input(name, tuple(x.shape), touched.axes_of_input(number), touched.marks[number] is not None)
+        Input(name, tuple(x.shape), touched.axes_of_input(number), number in touched.data)
         for number, (name, x) in enumerate(zip(names, tensors_in([args, kwargs]), strict=True))
     )
     states = _states(plain, touched)
@@ -79,7 +80,7 @@ def read(
     ]
     return Reading(
         touched.roles, tuple(touched.calls), tuple(touched.factors), inputs, tuple(outputs), states,
-        tuple(plain.uncovered), _mixing(plain, touched, states),
+        tuple(plain.uncovered), mixing(plain, touched),
     )  # fmt: skip
 
 
@@ -91,12 +92,14 @@ def _touch(
     other end is touched. Where P has more rows than heads of all sequences, all numbers of a token are."""
 
     def touched_in(way: Way) -> tuple[Touched, Results, Results]:
-        spreading = Touching(module, submodule, way)
+        spreading = Touching(module, submodule, way._replace(left_out=frozenset()))
         spread = _results(spreading, spreading.passed(args, kwargs)) if way.scale else plain_results
         touched = Touched(module, submodule, plain, way, _sequences(plain, spreading, plain_results, spread))
         return touched, _results(touched, touched.passed(args, kwargs)), spread
 
     ways = [Way(TOUCH), Way(TOUCH / 100), Way(0.0)]  # 0: what the tags say
+    if left_out := without_tokens(tensors_in([args, kwargs])):
+        ways.insert(0, Way(TOUCH, left_out=left_out))
     best, most = None, -1
     while ways:
         way = ways.pop(0)
@@ -116,7 +119,7 @@ def _touch(
         is_clear = arrived == len(touched.calls) and all(factor.why != OF_ITSELF for factor in touched.factors)
         if is_clear or (way.early and (most or way.exchanged)) or not way.scale:
             break
-        if not way.early:
+        if not (way.early or way.left_out):
             ways.insert(0, way._replace(early=True))
             if not arrived and not way.exchanged and touched.marks:  # pixels, one-hot floats, numbers that are rounded
                 ways.insert(1, Way(way.scale, frozenset(range(len(touched.marks)))))
@@ -274,69 +277,17 @@ def _name(path: Sequence[Any]) -> str:
     return "inputs" if len(rest) == 1 and rest[0].idx == 0 else f"inputs{keystr(tuple(rest))}"
 
 
-def _axes(new: Tensor, old: Tensor, calls: Sequence[ReadCall], sequence: tuple[int, int]) -> Axes | None:
-    """Axes of a state: that of tokens is as long as, and touched at the same index as, the keys of an attention call.
-    None where the touch does not tell. sequence: which of how many sequences is touched."""
-    touched = [touched_at(new, old, axis) for axis in range(new.dim())]
-    partly = [axis for axis, at in enumerate(touched) if is_partly(at, new.shape[axis])]
-    ends = [axis for axis in partly if (touched[axis], new.shape[axis]) == ([sequence[0]], sequence[1])]
-    tokens = [
-        axis
-        for axis in partly
-        if any(
-            (call.num_keys, list(call.touched)) == (new.shape[axis], touched[axis]) for call in calls if call.touched
-        )
-    ]
-    if len(partly) == 2 and len(ends) == 1:  # what is no sequence is a token, even within windows
-        tokens = [axis for axis in partly if axis not in ends]
-    if len(tokens) == 1 and tokens != ends:
-        batch = [axis for axis in ends if axis not in tokens][:1]
-        alone = [axis for axis in range(new.dim() - 1) if new.shape[axis] == 1 and axis not in tokens]
-        return Axes(next(iter(batch or alone), None), tuple(tokens))
-    if len(ends) != 1 or (tokens and tokens != ends):
-        return None
-    if is_spread(new, old) and new.dim() > 2:  # what is no attention has mixed all tokens
-        sizes = {size for call in calls if call.is_self for size in (call.num_keys, call.num_queries)}
-        left = [axis for axis in range(new.dim() - 1) if axis not in ends and new.shape[axis] in sizes]
-        return Axes(ends[0], tuple(left)) if len(left) < 2 else None
-    # attention within windows: their keys are not the state's tokens; or a state without tokens
-    return Axes(ends[0], tuple(axis for axis in partly if axis != ends[0] and axis < new.dim() - 1))
-
-
 def _states(plain: Plain, touched: Touched) -> dict[Visit, State]:
     """What is known of the submodules that keep the shape of their input."""
     states = {}
-    sequence = touched.sequence
-    for run, (entered, left, _) in plain.states.items():
+    for run, ((entered, *_), left, _) in plain.states.items():
         inside = [call for call in touched.calls if run in call.runs]
         other = touched.states.get(run)
         axes = None
         if other is not None and other.left.shape == left.shape:
-            axes = _axes(other.left, left, inside or touched.calls, sequence)
+            axes = axes_of(other.left, left, inside or touched.calls, touched.sequence)
         states[run] = State(tuple(left.shape), axes, _digest(entered), _digest(left), other.passed if other else 0)
     return states
-
-
-def _mixing(plain: Plain, touched: Touched, states: Mapping[Visit, State]) -> tuple[str, ...]:
-    """The innermost submodules that mix tokens by something that is no attention: the touch leaves them at more tokens
-    than it entered, although attention puts it back to one."""
-    mixing = []
-    for run, state in states.items():
-        other = touched.states.get(run)
-        if other is None or state.axes is None or other.left.shape != state.shape or run in touched.begun_anew:
-            continue
-        attended = {call.touched for call in touched.calls if call.is_cross and run in call.runs}
-        for axis in state.axes.tokens:
-            (new, left), (old, left_before) = other[:2], plain.states[run][:2]
-            at, changed = touched_at(new, old, axis), set(changed_at(left, left_before, axis))
-            reached = set(touched_at(left, left_before, axis))  # a norm makes some leaks of its input large
-            is_wider = reached - set(touched_at(new, old, axis, LEAK**2)) or changed - set(changed_at(new, old, axis))
-            # what entered first may be what the states attend to
-            if is_partly(at, state.shape[axis]) and is_wider and tuple(at) not in attended:
-                mixing.append(run.name)
-    mixing += [call.module or "the module itself" for call in sorted(touched.chosen)]
-    names = dict.fromkeys(mixing)
-    return tuple(name for name in names if not any(inner.startswith(f"{name}.") for inner in names))
 
 
 def _digest(x: Tensor) -> tuple:
@@ -353,7 +304,7 @@ def _results(of_pass: Plain, output: Any) -> Results:
 
 def _output(old: Result, new: Result, spread: Result, touched: Touched, is_submodule: bool) -> Output:
     (name, before), (_, after), (_, reached) = old, new, spread
-    axes = _axes(after, before, touched.calls, touched.sequence) if after.shape == before.shape else None
+    axes = axes_of(after, before, touched.calls, touched.sequence) if after.shape == before.shape else None
     is_apart = axes is None or axes.batch is None or _is_apart(before, reached, axes.batch, touched)
     return Output(name, tuple(before.shape), axes, touched.tag(after).passed, is_submodule, is_apart)
 

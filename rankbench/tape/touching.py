@@ -21,6 +21,7 @@ class Touching(Plain):
         super().__init__(module, submodule)
         self.way = way
         self.marks: list[Mark | None] = []  # of each input
+        self.data: set[int] = set()  # inputs that are touched, or would be
         self.copied: set[int] = set()  # inputs of tokens of which an embedding looked up a copy, or a part
         self.places: dict[int, int] = {}  # of token inputs: number by place in memory
         self.given: list = []
@@ -31,6 +32,9 @@ class Touching(Plain):
             number = sum(mark is not None for mark in self.marks)
             self.marks.append(None)
             if not x.numel() or not x.dim():
+                continue
+            if x.is_floating_point() and not is_mask(x) and len(self.marks) - 1 in self.way.left_out:
+                self.data.add(len(self.marks) - 1)
                 continue
             if x.is_floating_point() and not is_mask(x) and len(self.marks) - 1 not in self.way.exchanged:
                 at = place_of(x.shape, number, self.way.early)
@@ -47,6 +51,7 @@ class Touching(Plain):
 
     def marked(self, number: int, shape: Sequence[int], at: tuple[int, ...], has_features: bool) -> Mark:
         """Where the input of this number is touched."""
+        self.data.add(number)
         return Mark(tuple(shape), at, has_features)
 
     @property
@@ -73,6 +78,9 @@ class Touching(Plain):
                 continue
             index = self.places.get(self.tokens.origin_of(x))
             if index is None or result.dim() < 2:
+                continue
+            self.data.add(index)
+            if index in self.way.left_out:
                 continue
             given = tensors_in(self.given)[index]
             is_turned = x.dim() == 2 and (x.shape, x.stride()) == (given.shape[::-1], given.stride()[::-1])

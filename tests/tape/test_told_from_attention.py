@@ -18,6 +18,8 @@ from networks_of_others import (
     Sequence,
     by_kernel,
     drawn,
+    letters,
+    random,
     states,
     written_out,
 )
@@ -489,6 +491,83 @@ def test_submodules_that_mix_tokens_without_attention_are_named(layer, names):
     table = table_of_reading(read, "")
     assert list(table[table.part == "mixing"].name) == names
     assert ("no attention, in parts.N" in in_words(read, "")) == bool(names)
+
+
+class Trigrams(nn.Module):
+    """Letters whose embeddings have those of both neighbours beside them, as in MobileBERT."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.map = nn.Embedding(50, D), nn.Linear(3 * D, D)
+
+    def forward(self, ids):
+        x = self.table(ids)
+        return self.map(torch.cat([F.pad(x[:, 1:], (0, 0, 0, 1)), x, F.pad(x[:, :-1], (0, 0, 1, 0))], 2))
+
+
+class Joining(nn.Module):
+    """A layer whose sub-module reads what attention made and what it read, as BERT's."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention, self.join = Attention(by_kernel), Joined()
+
+    def forward(self, x):
+        return self.join(self.attention(x), x)
+
+
+class Joined(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.Sequential(nn.LayerNorm(D))
+
+    def forward(self, x, before):
+        return self.norm(x + before)
+
+
+def test_tokens_that_are_mixed_where_they_are_embedded_are_named_there_alone():
+    module = drawn(nn.Sequential(Trigrams(), Joining(), Joining()))
+    assert record(module, letters()).reading.mixing == ("0",)
+
+
+class Conditioned(nn.Module):
+    """Layers whose norms and gates are made of a vector for each sequence, as in DiT."""
+
+    def __init__(self, condition):
+        super().__init__()
+        self.condition, self.map = condition, nn.Linear(4, D)
+        self.layers = nn.ModuleList(Modulated() for _ in range(2))
+
+    def forward(self, x, given):
+        for layer in self.layers:
+            x = layer(x, self.map(self.condition(given)))
+        return x
+
+
+class Modulated(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.map, self.attention = nn.Linear(D, 3 * D), Attention(by_kernel)
+
+    def forward(self, x, condition):
+        shift, scale, gate = self.map(F.silu(condition))[:, None].chunk(3, -1)
+        return x + gate * self.attention(F.layer_norm(x, (D,)) * (1 + scale) + shift)
+
+
+CONDITIONS = {
+    "vectors": (nn.Identity, random("conditions", B, 4)),
+    "times": (lambda: lambda t: (t[:, None] * torch.arange(1.0, 5)).sin(), random("times", B)),
+    "classes": (lambda: nn.Embedding(20, 4), torch.tensor([3, 5, 2, 4, 19])),
+}
+
+
+@pytest.mark.parametrize("name", CONDITIONS)
+def test_what_is_given_for_a_whole_sequence_mixes_no_tokens(name):
+    build, given = CONDITIONS[name]
+    reading = record(drawn(Conditioned(build())), states(), given).reading
+    assert reading.mixing == () and all(call.is_sure for call in reading.calls)
+    assert [x.axes.tokens for x in reading.inputs] == [(1,), ()]
+    assert [x.is_touched for x in reading.inputs] == [True, True]
 
 
 class NormOfAll(nn.Module):

@@ -1,0 +1,71 @@
+"""Which axes of a state count tokens, and which submodules mix these by something that is no attention."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from rankbench.tape.plain import Plain
+from rankbench.tape.probe import Touched
+from rankbench.tape.reading import Axes, ReadCall
+from rankbench.tape.touch import LEAK, changed_at, is_partly, is_spread, touched_at
+
+
+def axes_of(new: Tensor, old: Tensor, calls: Sequence[ReadCall], sequence: tuple[int, int]) -> Axes | None:
+    """Axes of a state: that of tokens is as long as, and touched at the same index as, the keys of an attention call.
+    None where the touch does not tell. sequence: which of how many sequences is touched."""
+    touched = [touched_at(new, old, axis) for axis in range(new.dim())]
+    partly = [axis for axis, at in enumerate(touched) if is_partly(at, new.shape[axis])]
+    ends = [axis for axis in partly if (touched[axis], new.shape[axis]) == ([sequence[0]], sequence[1])]
+    tokens = [
+        axis
+        for axis in partly
+        if any(
+            (call.num_keys, list(call.touched)) == (new.shape[axis], touched[axis]) for call in calls if call.touched
+        )
+    ]
+    if len(partly) == 2 and len(ends) == 1:  # what is no sequence is a token, even within windows
+        tokens = [axis for axis in partly if axis not in ends]
+    if len(tokens) == 1 and tokens != ends:
+        batch = [axis for axis in ends if axis not in tokens][:1]
+        alone = [axis for axis in range(new.dim() - 1) if new.shape[axis] == 1 and axis not in tokens]
+        return Axes(next(iter(batch or alone), None), tuple(tokens))
+    if len(ends) != 1 or (tokens and tokens != ends):
+        return None
+    if is_spread(new, old) and new.dim() > 2:  # what is no attention has mixed all tokens
+        sizes = {size for call in calls if call.is_self for size in (call.num_keys, call.num_queries)}
+        left = [axis for axis in range(new.dim() - 1) if axis not in ends and new.shape[axis] in sizes]
+        return Axes(ends[0], tuple(left)) if len(left) < 2 else None
+    # attention within windows: their keys are not the state's tokens; or a state without tokens
+    return Axes(ends[0], tuple(axis for axis in partly if axis != ends[0] and axis < new.dim() - 1))
+
+
+def mixing(plain: Plain, touched: Touched) -> tuple[str, ...]:
+    """The innermost submodules that mix tokens by something that is no attention: the touch leaves them at more tokens
+    than it entered, although attention puts it back to one."""
+    found = []
+    for run, (entered, left, _) in plain.passages.items():
+        other = touched.passages.get(run)
+        if other is None or other.left.shape != left.shape or run in touched.begun_anew:
+            continue
+        inside = [call for call in touched.calls if run in call.runs]
+        axes = axes_of(other.left, left, inside or touched.calls, touched.sequence)
+        attended = {call.touched for call in inside if call.is_cross}
+        for axis in () if axes is None else axes.tokens:
+            reached, changed = (set(f(other.left, left, axis)) for f in (touched_at, changed_at))
+            places = []
+            for new, old in zip(other.entered, entered, strict=True):
+                if new.shape != old.shape or old.dim() <= axis or old.shape[axis] != left.shape[axis]:
+                    continue
+                is_state = old.is_floating_point()
+                at = touched_at(new, old, axis) if is_state else touched.places_of(old.shape, axis)
+                places.append(tuple(at))
+                # a norm makes some leaks of its input large
+                reached.difference_update(touched_at(new, old, axis, LEAK**2) if is_state else at)
+                changed.difference_update(changed_at(new, old, axis) if is_state else at)
+            # what enters may be what the states attend to
+            is_told = any(is_partly(at, left.shape[axis]) for at in places) and attended.isdisjoint(places)
+            if is_told and (reached or changed):
+                found.append(run.name)
+    found += [call.module or "the module itself" for call in sorted(touched.chosen)]
+    names = dict.fromkeys(found)
+    return tuple(name for name in names if not any(inner.startswith(f"{name}.") for inner in names))
