@@ -77,10 +77,11 @@ class Sum(Step):
 
 
 class Gate:
-    """(act(z) - act(0)) / z elementwise, act'(0) where z = 0: with it frozen, act(z) = act(0) + gate * z is affine."""
+    """(act(z) - act(0)) / z elementwise, act'(0) where z = 0: with it frozen, act(z) = act(0) + gate * z is affine.
+    is_same: whether it is one function for all numbers of z."""
 
-    def __init__(self, function: Callable[[Tensor], Tensor], z: Tensor) -> None:
-        self.function = function
+    def __init__(self, function: Callable[[Tensor], Tensor], z: Tensor, is_same: bool = True) -> None:
+        self.function, self.is_same = function, is_same
         self.z: Any = z  # until the gate is made of it
         self.gate: Any = None
 
@@ -88,10 +89,11 @@ class Gate:
         """The gate, computed when it is first needed."""
         if self.gate is None:
             with torch.inference_mode(False), torch.enable_grad():
-                zero = self.z.new_zeros(1, requires_grad=True)
+                made = self.function(self.z)
+                zero = made.new_zeros(1 if self.is_same else made.shape, requires_grad=True)
                 at_zero = self.function(zero)
                 (slope,) = torch.autograd.grad(at_zero.sum(), zero)
-            ratio = self.function(self.z).sub_(at_zero.detach()).div_(self.z)
+            ratio = made.sub_(at_zero.detach()).div_(self.z)
             self.gate, self.z = torch.where(self.z == 0, slope, ratio), None
         return self.gate
 

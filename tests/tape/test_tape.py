@@ -551,6 +551,30 @@ FUNCTIONS = {
     "pad": lambda m, x: F.pad(x, (1, 0))[..., :-1],
     "rsub": lambda m, x: 1 - torch.sub(x / 2, m.narrow.bias, alpha=0.5),
     "clamp": lambda m, x: x.clamp(min=-0.2, max=0.3),
+    "clamp between tensors": lambda m, x: torch.clamp(x, -m.narrow.bias.abs(), m.narrow.bias.abs()),
+    "prelu": lambda m, x: F.prelu(x.mT, m.narrow.bias).mT,
+    "log of a sigmoid": lambda m, x: F.logsigmoid(x),
+    "threshold": lambda m, x: F.threshold(x, 0.1, 0.5),
+    "soft threshold": lambda m, x: F.softshrink(x, 0.1) + F.hardshrink(x, 0.1),
+    "randomised relu": lambda m, x: F.rrelu(x),
+    "sine and cosine": lambda m, x: torch.sin(x) ** 2 + torch.cos(2 * x) + x.atan(),
+    "rounded": lambda m, x: torch.round(4 * x) / 4,
+    "log(1 + relu)": lambda m, x: torch.log1p(F.relu(x)),
+    "xielu": lambda m, x: torch.where(
+        x > 0, 0.3 * x * x + 0.5 * x, 0.7 * (torch.expm1(torch.min(x, m.narrow.bias[0])) - x) + 0.5 * x
+    ),
+    "larger than a constant": lambda m, x: torch.maximum(m.narrow.bias, x),
+    "larger of one number and constants": lambda m, x: torch.max(x.mean(-1, keepdim=True), m.narrow.bias),
+    "larger of two": lambda m, x: torch.maximum(m.narrow(x), x),
+    "group norm": lambda m, x: F.group_norm(x.flatten(0, 1), 4, m.narrow.bias, m.narrow.weight[0]).view_as(x),
+    "group norm of tokens": lambda m, x: F.group_norm(x.mT, 4, m.narrow.bias).mT,
+    "instance norm": lambda m, x: F.instance_norm(x.mT, weight=m.narrow.bias, bias=m.narrow.weight[0]).mT,
+    "instance norm of a training": lambda m, x: (
+        F.instance_norm(x.mT, m.narrow.bias, m.narrow.bias.exp(), use_input_stats=False).mT
+    ),
+    "softmin of a gate": lambda m, x: F.softmin(m.narrow(x), -1) * x,
+    "einsum of three": lambda m, x: torch.einsum("bnd,d,de->bne", x, m.narrow.bias, m.narrow.weight),
+    "tensordot": lambda m, x: torch.tensordot(x, m.narrow.weight, dims=1),
     "mask of the state": lambda m, x: x * (x > 0),
     "scaled by the largest": lambda m, x: x / x.abs().amax(-1, keepdim=True),
     "experts": lambda m, x: sum(w * m.narrow(x) for w in m.wide(x).softmax(-1)[..., :2].unsqueeze(-2).unbind(-1)),
@@ -573,6 +597,21 @@ def test_the_slots_of_covered_functions_sum_to_the_output(name):
     sums = checked(drawn(Between(FUNCTIONS[name]), scale=0.3), states())
     assert len(sums.by_length_KBND) == 5
     assert (sums.by_length_KBND.flatten(1).norm(dim=1) > 0).all()
+
+
+SAME = [
+    ("clamp", lambda m, x: x.clamp(max=0.2), lambda m, x: torch.minimum(x, torch.full_like(x, 0.2))),
+    ("relu", lambda m, x: F.relu(x), lambda m, x: torch.maximum(x, torch.zeros_like(x))),
+    ("prelu", lambda m, x: F.leaky_relu(x, 0.3), lambda m, x: F.prelu(x, torch.full_like(m.narrow.bias[:1], 0.3))),
+    ("layer norm", lambda m, x: F.layer_norm(x, (D,)), lambda m, x: F.group_norm(x.flatten(0, 1), 1).view_as(x)),
+]
+
+
+@pytest.mark.parametrize("name", [name for name, *_ in SAME])
+def test_a_function_by_another_name_has_the_same_sums(name):
+    functions = next(functions for other, *functions in SAME if other == name)
+    one, other = (record(drawn(Between(function), scale=0.3), states()).sums() for function in functions)
+    close(one.by_length_KBND, other.by_length_KBND)
 
 
 def test_what_is_frozen_and_on_which_side_is_listed():

@@ -4,10 +4,10 @@ A rule returns None for arguments that it does not cover; then only the value of
 package registers all rules.
 """
 
-from rankbench.tape.rules import attention, functions, linear, products
+from rankbench.tape.rules import attention, functions, linear, products, written_out
 from rankbench.tape.rules.registry import RULES
 
-__all__ = ["COVERED", "RULES", "attention", "functions", "linear", "products"]
+__all__ = ["COVERED", "RULES", "attention", "functions", "linear", "products", "written_out"]
 
 COVERED = (
     "attention (scaled_dot_product_attention, multi_head_attention_forward, softmax(...) times v by matmul, bmm or "

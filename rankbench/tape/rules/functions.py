@@ -1,6 +1,8 @@
 """Rules of functions of one activation, and of norms."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,26 +17,64 @@ from rankbench.tape.tags import Level, Tag, combined
 
 @rule("relu", "relu6", "leaky_relu", "elu", "selu", "celu", "gelu", "silu", "mish", "softplus", "hardswish", "erf")
 @rule("hardtanh", "hardsigmoid", "tanh", "sigmoid", "softsign", "tanhshrink", "clamp", "clamp_min", "clamp_max", "abs")
-@rule("pow", "square")
+@rule("pow", "square", "prelu", "logsigmoid", "log_sigmoid", "hardshrink", "softshrink", "threshold", "sin", "cos")
+@rule(
+    "_threshold",
+    "rrelu",
+    "tan",
+    "atan",
+    "arctan",
+    "sinh",
+    "cosh",
+    "asinh",
+    "arcsinh",
+    "sinc",
+    "erfc",
+    "expm1",
+    "log1p",
+    "sign",
+    "round",
+    "floor",
+    "ceil",
+)
+@rule("trunc", "frac", "nan_to_num", "special_expit", "special_erf")
 def _activation(seen: Seen) -> Tag | None:
     """act(z) = act(0) + gate z."""
-    z, function, others, kwargs = seen.args[0], seen.function, seen.args[1:], seen.kwargs
-    if not isinstance(z, Tensor) or tensors_in([others, kwargs]):
-        return None
+    function, others, kwargs = seen.function, seen.args[1:], seen.kwargs
     exponent = seen.get(1, "exponent")
     if seen.name == "pow" and not (isinstance(exponent, (int, float)) and exponent in range(1, 10)):
+        return None
+    return _gated(seen, seen.args[0], lambda x: function(x, *others, **kwargs), tensors_in([others, kwargs]))
+
+
+def _gated(seen: Seen, z: Any, function: Callable[[Tensor], Tensor], others: Sequence[Tensor]) -> Tag | None:
+    """The tag of act(z), an elementwise function that others, which have no paths, take part in."""
+    if not isinstance(z, Tensor) or any(seen.tag(x).has_paths for x in others):
         return None
     tag = seen.tag(z)
     if tag.opaque is not None:
         return replace(seen.value_only([tag], Level.GATED), form=seen.name)
-    result_tag = combined([tag])
+    result_tag = combined([tag, *map(seen.tag, others)])
     result_tag.level = max(Level.GATED, result_tag.level)
     if tag.node is not None:
-        gate = Gate(lambda x: function(x, *others, **kwargs), z)
-        at_zero = gate.function(z.new_zeros(()))
-        constant, frozen = (None, "act(z)/z") if at_zero == 0 else (at_zero, "(act(z) - act(0))/z")
-        result_tag.node = seen.node((tag.node,), Scaled(gate, constant), frozen, [z])
+        gate = Gate(function, z, is_same=not others)
+        at_zero = function(torch.zeros_like(z) if others else z.new_zeros(()))
+        constant, frozen = (at_zero, "(act(z) - act(0))/z") if at_zero.any() else (None, "act(z)/z")
+        result_tag.node = seen.node((tag.node,), Scaled(gate, constant), frozen, [z, *others])
     return result_tag
+
+
+@rule("maximum", "minimum", "fmax", "fmin", "max", "min")
+def _extreme(seen: Seen) -> Tag | None:
+    """The larger or smaller of two: of two states, each number is that of one of them."""
+    a, b = seen.args[0], seen.get(1, "other")
+    if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
+        return None  # along an axis
+    if seen.tag(a).has_paths and seen.tag(b).has_paths:
+        with seen.recorder:
+            return replace(seen.tag(torch.where(a >= b if "max" in seen.name else a <= b, a, b)))
+    z, other = (b, a) if seen.tag(b).has_paths else (a, b)
+    return _gated(seen, z, lambda x: seen.function(x, other), [other])
 
 
 @rule("glu")

@@ -147,7 +147,8 @@ def _jointly(seen: Seen, positions: tuple[int, ...], constant: bool | None = Non
 
 # one-line rules
 POOLS = ("avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d", "adaptive_avg_pool2d")
-LINEAR_IN_FIRST = ("neg", "sum", "mean", "cumsum", "diff", "tril", "triu", "pixel_shuffle", "pixel_unshuffle", *POOLS)
+MOVES = ("pixel_shuffle", "pixel_unshuffle", "fold")
+LINEAR_IN_FIRST = ("neg", "sum", "mean", "cumsum", "diff", "tril", "triu", *MOVES, *POOLS)
 rule(*LINEAR_IN_FIRST, "interpolate")(partial(_jointly, positions=(0,), constant=False))
 rule("cat", "stack", "hstack", "vstack")(partial(_jointly, positions=(0,)))
 rule("copy")(partial(_jointly, positions=(0, 1)))

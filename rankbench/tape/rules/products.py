@@ -171,21 +171,24 @@ def _addmm(seen: Seen) -> Tag | None:
     return _affine(seen, a, b.mT if alpha == 1 else alpha * b.mT, c if beta == 1 else beta * c)
 
 
-WRITTEN_OUT: dict[str, Callable[..., Tensor]] = {
-    "lerp": lambda start, end, weight: start + weight * (end - start),
-    "addcmul": lambda x, tensor1, tensor2, value=1: x + value * (tensor1 * tensor2),
-    "addcdiv": lambda x, tensor1, tensor2, value=1: x + value * (tensor1 / tensor2),
-}
+@rule("tensordot")
+def _tensordot(seen: Seen) -> Tag | None:
+    operands, others, kwargs = seen.args[:2], seen.args[2:], seen.kwargs
+    return _of_one(seen, operands, lambda a, b: torch.tensordot(a, b, *others, **kwargs))
 
 
-@rule(*WRITTEN_OUT)
-def _written_out(seen: Seen) -> Tag:
-    """A call that is several others, recorded as these."""
-    with seen.recorder:
-        return replace(seen.tag(WRITTEN_OUT[seen.name](*seen.args, **seen.kwargs)))
+def _of_one(seen: Seen, operands: Sequence[Tensor], multiply: Callable[..., Tensor]) -> Tag | None:
+    """A product of several tensors of which one depends on the inputs: a linear map of it."""
+    numbers = [number for number, x in enumerate(operands) if seen.tag(x).kind == Kind.ACTIVATION]
+    if len(numbers) != 1:
+        return uncovered(seen)
+    (number,) = numbers
+    before, after = operands[:number], operands[number + 1 :]
+    tag = through(seen, [operands[number]], lambda x: multiply(*before, x, *after), reads=[*before, *after])
+    return tag if tag.opaque is not None else as_map(tag)
 
 
-@rule("tensordot", "linalg_multi_dot", "chain_matmul", "operator", *KERNELS)
+@rule("linalg_multi_dot", "chain_matmul", "operator", *KERNELS)
 def uncovered(seen: Seen) -> None:
     """A call that no rule covers. Of two activations it may be attention, and the module is refused."""
     if sum(seen.tag(x).kind == Kind.ACTIVATION for x in tensors_in(seen.args) + tensors_in(seen.kwargs)) > 1:
@@ -202,7 +205,7 @@ def _einsum(seen: Seen) -> Tag | None:
     if len(operands) == 1:
         return through(seen, operands, lambda x: torch.einsum(equation, x))
     if len(operands) != 2:
-        return uncovered(seen)
+        return _of_one(seen, operands, lambda *given: torch.einsum(equation, *given))
     multiply, terms = partial(torch.einsum, equation), letters_of(equation, operands[0].ndim, operands[1].ndim)
     a, b = operands
     if terms is None:
