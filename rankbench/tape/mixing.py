@@ -66,6 +66,25 @@ def mixing(plain: Plain, touched: Touched) -> tuple[str, ...]:
             is_told = any(is_partly(at, left.shape[axis]) for at in places) and attended.isdisjoint(places)
             if is_told and (reached or changed):
                 found.append(run.name)
+    found += [call.call.module or "the module itself" for call in touched.calls if _widens(plain, touched, call)]
     found += [call.module or "the module itself" for call in sorted(touched.chosen)]
     names = dict.fromkeys(found)
     return tuple(name for name in names if not any(inner.startswith(f"{name}.") for inner in names))
+
+
+def _widens(plain: Plain, touched: Touched, call: ReadCall) -> bool:
+    """Whether the values of an attention call are touched at more tokens than what its submodule reads, as where a
+    convolution made them. Those of a window are not compared."""
+    for run in reversed(call.runs):
+        pairs = [
+            (new, old)
+            for new, old in zip(touched.entered.get(run, ()), plain.entered.get(run, ()), strict=True)
+            if old.is_floating_point()
+        ]
+        each = [
+            {index for new, old in pairs for index in touched_at(new, old, axis) if old.shape[axis] <= call.num_keys}
+            for axis in (0, 1)
+        ]
+        if pairs:
+            return 0 < max(map(len, each)) < len(call.touched)
+    return False

@@ -8,16 +8,17 @@ import torch
 from torch import Tensor
 
 from rankbench.config.keys import ConfigError
+from rankbench.tape.checking import Checking, unreadable
 from rankbench.tape.marks import Way
 from rankbench.tape.plain import Changed, Kept, Plain, first_of
 from rankbench.tape.reading import Factor, ReadCall
 from rankbench.tape.recording import Product
-from rankbench.tape.replay import Call
 from rankbench.tape.rules.products import have_unit_sums, unclear_axes
-from rankbench.tape.tags import Kind, Level, Role, Site, Tag, Verdict, Visit, Weighted
+from rankbench.tape.tags import Kind, Level, Role, Site, Tag, Verdict, Visit
 from rankbench.tape.touch import (
     are_heads,
     are_rearranged,
+    changed_at,
     changed_numbers,
     hidden_keys,
     in_blocks,
@@ -38,13 +39,12 @@ from rankbench.tape.touch import (
     touched_keys,
     touched_leads,
 )
-from rankbench.tape.weighing import Weighing
 
 UNREACHED = "no input reaches it, and no softmax of scores made its weights"  # why a product is no attention
 OF_ITSELF = "weights of each token by itself, as in a dynamic convolution"
 
 
-class Touched(Weighing):
+class Touched(Checking):
     """The pass that reads: with changed numbers, whose change attention puts back to one token."""
 
     def __init__(
@@ -52,9 +52,7 @@ class Touched(Weighing):
     ) -> None:
         super().__init__(module, submodule, base, way, sequences)
         self.roles: dict[Site, Verdict] = {}
-        self.rows: dict[Site, list[int]] = {}  # touched queries, of weights that no product of queries and keys made
         self.pooled: list[ReadCall] = []  # calls whose weights, without scores, change for all queries
-        self.scored_by: dict[int, Site | None] = {}  # of attention calls: their product of queries and keys
         self.factors: list[Factor] = []
         self.of_depth: dict[int, list[tuple[ReadCall, Tensor, tuple]]] = {}
         self.begun_anew: set[Visit] = set()  # submodules where the touch of a mixed state begins anew
@@ -83,7 +81,7 @@ class Touched(Weighing):
             raise Changed(product.seen.call)
         unclear = next((tag.unclear for x in product.tensors if (tag := self.tag(x)).unclear is not None), None)
         if unclear is not None and all(map(is_spread, product.tensors, old.tensors)):
-            raise _unreadable(unclear)
+            raise unreadable(unclear)
         self._check_parts_of_a_softmax(product)
         verdict = None
         if product.by_tags.role == Role.ATTENTION:
@@ -108,17 +106,23 @@ class Touched(Weighing):
         self.scores[key] = touched
         if not torch.equal(new[0], before[0]):
             self.parts[key, new[0].shape[:-1]] = touched_in_part(new[0], before[0])
-        if any(is_spread(x, y) for x, y in zip(new, before, strict=True)):
-            self.unclear.add(key)
         (q, k), (q0, k0) = new, before
-        if q.dim() == k.dim() and is_partly(touched[1], k.shape[-2]) and not is_partly(touched[0], q.shape[-2]):
+        spread = [is_spread(x, y) for x, y in zip(new, before, strict=True)]
+        partly = [is_partly(at, x.shape[-2]) for at, x in zip(touched, new, strict=True)]
+        if (partly[0] and spread[1]) or (spread[0] and partly[1]):  # with slots that are made of all tokens
+            if min(x.shape[-2] for x in new) > 1:  # named among what mixes tokens
+                self.chosen[product.seen.call] = None
+            return Verdict(Role.SCORES)
+        if any(spread):
+            self.unclear.add(key)
+        if q.dim() == k.dim() and partly[1] and not partly[0]:
             for axis in range(q.dim() - 2):
                 at, at_k = touched_at(q, q0, axis), touched_at(k, k0, axis)
                 if is_partly(at, q.shape[axis]) and len(at_k) == k.shape[axis] == q.shape[axis]:
                     raise unclear_axes(product.seen.call, product.tensors)
         one_token = all(x.shape[-2] == 1 for x in new)
         # one of the two may be tokens that no input reaches
-        are_tokens = all(not at or is_partly(at, x.shape[-2]) for at, x in zip(touched, new, strict=True))
+        are_tokens = all(not at or is_part for at, is_part in zip(touched, partly, strict=True))
         return Verdict(Role.SCORES if one_token or are_tokens else Role.FACTOR)
 
     def _is_softmax(self, product: Product) -> bool:
@@ -154,7 +158,7 @@ class Touched(Weighing):
         self._check_heads(product, old, tag, side, at, bool(in_window))
         queries = self._queries(product, old, tag, p, side)
         has_scores = product.is_kernel or tag.mixes
-        is_pooling = not has_scores and p.shape[-2] > 1 and not is_partly(touched_at(p, p0, -2), p.shape[-2])
+        is_pooling = not has_scores and p.shape[-2] > 1 and not is_partly(changed_at(p, p0, -2), p.shape[-2])
         # queries that no input reaches are tokens of their own, from here on touched where no input is
         rows = (paired_rows(p, p0, at) or touched_at(p, p0, -2)) if queries is None else queries
         row = 0 if queries == [] else rows[-1] if is_partly(rows, p.shape[-2]) else p.shape[-2] - 1
@@ -188,15 +192,6 @@ class Touched(Weighing):
             self.pooled.append(call)
         return Verdict(Role.ATTENTION, side)
 
-    def _weights_or_logits(self, product: Product, old: Kept, weighted: Weighted, side: int) -> tuple[Tensor, Tensor]:
-        """P in the touched pass and in the plain one; if a softmax made it, its logits, which move with the touch where
-        a weight stays at 0 or 1."""
-        new, before = product.tensors, old.tensors
-        logits, logits0 = self.tag(new[side]).logits, old.logits[side] if old.logits else None
-        if logits is not None and logits0 is not None and logits.shape == logits0.shape == new[side].shape:
-            new, before = ((*x[:side], y, *x[side + 1 :]) for x, y in ((new, logits), (before, logits0)))
-        return weighted.weights(*new), weighted.weights(*before)
-
     def _kind(
         self,
         product: Product,
@@ -224,7 +219,7 @@ class Touched(Weighing):
         could_be = is_softmax or (has_scores and not num_keys == 1 < p.shape[-1])  # scores of one key, not of several
         in_a_loop = not has_scores and self._is_one_of_many(product, p)  # over tokens, whose streams are mixed
         if p.shape[-2] > 1 and could_be and not in_a_loop and self._is_lost(v, v0, at):
-            raise _unreadable(product.seen.call)
+            self._check_slots(product, old, tag, p, side)
         if v.shape[-2] == 1 or not at:
             is_sure = False
             if not (product.is_kernel or (has_softmax and has_scores)):
@@ -256,54 +251,6 @@ class Touched(Weighing):
             why = "neither a softmax nor the touch shows that it mixes tokens"
         return kind, is_sure, why
 
-    def _check_heads(
-        self, product: Product, old: Kept, tag: Tag, side: int, at: Sequence[int], in_window: bool
-    ) -> None:
-        """ConfigError for heads that are no axis of P (they share it, or stand among its queries), and for windows of
-        what may be a convolution."""
-        weighted = product.sides[side]
-        assert weighted is not None  # nobody asks for another side
-        shape, v = weighted.weights(*product.tensors).shape, weighted.values(*product.tensors)
-        moving = self._rows_that_move(product, old, weighted, side, at)
-        if not (at or product.is_kernel):
-            _check_side(product.seen.call, weighted.weights(*old.tensors))
-        if in_window and not (tag.mixes or tag.pairs):
-            raise ConfigError(
-                f"{product.seen.call}: weighs windows of tokens with weights that no product of queries and keys made, "
-                "so that nothing shows whether it is attention or a dynamic convolution; give it weights of all tokens"
-            )
-        if len(shape) == v.dim() and any(one == 1 < many for one, many in zip(shape[:-2], v.shape, strict=False)):
-            raise ConfigError(
-                f"{product.seen.call}: one P of shape {tuple(shape)} for all values of shape {tuple(v.shape)}; write "
-                "these side by side, as the values of one head"
-            )
-        if moving.shape[-1] > 1 and moving.flatten(0, -2).any(0).all() and self.holds_one_token(moving.any(-1)):
-            raise ConfigError(
-                f"{product.seen.call}: all queries of P of shape {tuple(shape)} are of one token, as where heads stand "
-                "among the queries; give heads an axis of their own"
-            )
-
-    def _check_parts_of_a_softmax(self, product: Product) -> None:
-        """ConfigError for what attention has read, weighted by numbers of its own scores, one row for each query: a
-        softmax in parts, which the sums of their exponentials merge."""
-        for side, weighted in enumerate(product.sides if not product.is_kernel else ()):
-            scores, passed = self.tag(product.tensors[side]).scores, self.tag(product.tensors[1 - side]).passed
-            calls = [number for number, key in self.scored_by.items() if scores is not None and key == scores.key]
-            is_one_row = weighted is not None and weighted.weights(*product.tensors).shape[-2] == 1
-            if is_one_row and any(passed >> number & 1 for number in calls):
-                raise ConfigError(
-                    f"{product.seen.call}: merges what attention read from parts of the keys by weights of the same "
-                    "scores, so that the heads of one softmax would count once for each part; give all keys to one call"
-                )
-
-    def _rows_that_move(self, product: Product, old: Kept, weighted: Weighted, side: int, at: Sequence[int]) -> Tensor:
-        """The queries that move, (*lead, N): those whose weights change at keys that are not touched."""
-        if product.is_kernel and product.to_scores is not None:
-            q, q0 = (product.to_scores(*tensors)[0] for tensors in (product.tensors, old.tensors))
-            return changed_numbers(q, q0).any(-1)
-        p, p0 = self._weights_or_logits(product, old, weighted, side)
-        return changed_numbers(p, p0)[..., [key for key in range(p.shape[-1]) if key not in at]].any(-1)
-
     def _is_one_of_many(self, product: Product, p: Tensor) -> bool:
         """Whether the same product was made before of what no input reaches."""
         made = product.seen.call
@@ -328,18 +275,6 @@ class Touched(Weighing):
             return False
         partly = [axis for axis in range(v.dim()) if is_partly(touched_at(v, v0, axis), v.shape[axis])]
         return all(v.shape[axis] == self.sequence[1] or len(touched_at(v, v0, axis)) > 1 for axis in partly)
-
-    def _queries(self, product: Product, old: Kept, tag: Tag, p: Tensor, side: int) -> list[int] | None:
-        """The touched queries; of weights on the right, which are transposed, the second factor of the scores. None if
-        the queries are not known."""
-        if product.is_kernel and product.to_scores is not None:
-            q, q0 = product.to_scores(*product.tensors)[0], product.to_scores(*old.tensors)[0]
-            return touched_at(q, q0, -2)
-        if (key := self.key_of(product.seen)) in self.rows:
-            return self.rows[key]
-        if (scores := tag.scores) is None or not (touched := self.scores.get(scores.key)):
-            return None
-        return touched[side] if (scores.queries, scores.keys)[side].shape[-2] == p.shape[-2] else None
 
     def _blocks(self, product: Product, old: Kept, side: int, p: Tensor) -> dict[int, list[int]] | None:
         """The touched indices along leading axes along which queries are touched in part; None: not known."""
@@ -373,20 +308,3 @@ class Touched(Weighing):
                 )
         beside.append((call, p0, makers))
         return call
-
-
-def _check_side(call: Call, p: Tensor) -> None:
-    """ConfigError for values that show no touch and that the other side of the weights multiplies."""
-    if have_unit_sums(p.mT) and not have_unit_sums(p):
-        raise ConfigError(
-            f"{call}: multiplies attention weights from the side of their queries, and nothing shows whether that "
-            "makes weights again; multiply the values by the weights first"
-        )
-
-
-def _unreadable(call: Call) -> ConfigError:
-    return ConfigError(
-        f"{call}: multiplies states in which something that is no attention (a convolution, a mean, linear attention) "
-        "has mixed all tokens, so nothing shows which axis counts tokens; put this attention into a submodule of its "
-        "own that reads (B, N, D), or give more tokens"
-    )

@@ -199,7 +199,7 @@ def lead_of(
     shape, is_told, of_blocks = p.shape[:-2], of_blocks is not None, of_blocks or ()
     if not shape:
         return Lead(1)
-    if not at or len(at) == p.shape[-1] > 1:
+    if not at or (len(at) == p.shape[-1] > 1 and len(shape) > 1):
         others = [axis for axis, size in enumerate(shape) if of_blocks and size > 1 and axis not in of_blocks]
         axes = tuple(others) or ((len(shape) - 1,) if len(shape) > 1 else ())
         return Lead(math.prod(shape[axis] for axis in axes), axes)

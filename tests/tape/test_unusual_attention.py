@@ -178,6 +178,70 @@ def test_paths_and_axes_are_read_behind_mixed_tokens_and_within_windows(name):
     assert tape.reading.outputs[0].axes == Axes(0, (1,))
 
 
+class Projected(Attention):
+    """Keys and values are mapped along their tokens to a few slots, before or behind their own maps (Linformer)."""
+
+    def __init__(self, mix, before=False, slots=4):
+        super().__init__(mix)
+        self.keys, self.values, self.before = nn.Linear(N, slots), nn.Linear(N, slots), before
+
+    def forward(self, x):
+        if self.before:
+            q, k, v = self.q(x), self.k(self.keys(x.mT).mT), self.v(self.values(x.mT).mT)
+            return self.out(joined(self.mix(heads_of(q), heads_of(k), heads_of(v), None)))
+        q, k, v = (heads_of(part(x)) for part in (self.q, self.k, self.v))
+        return self.out(joined(self.mix(q, self.keys(k.mT).mT, self.values(v.mT).mT, None)))
+
+
+class WithMeans(Attention):
+    """Attention to the tokens and what was made of all of them: their mean, running sums, a wide convolution."""
+
+    def __init__(self, also):
+        super().__init__(by_kernel)
+        self.also, self.convolution = also, WideConvolution()
+
+    def forward(self, x):
+        return super().forward(x, self.also(self, x))
+
+
+def flattened(q, k, v, _):
+    q, k, v = (x.flatten(0, 1) for x in (q, k, v))
+    return (torch.bmm(q, k.mT).softmax(-1) @ v).unflatten(0, (-1, H))
+
+
+SLOTS = {
+    "written out": lambda: Projected(written_out),
+    "kernel": lambda: Projected(by_kernel),
+    "before the maps": lambda: Projected(written_out, before=True),
+    "as many slots as tokens": lambda: Projected(written_out, slots=N),
+    "mean and tokens": lambda: WithMeans(lambda m, x: torch.cat([x.mean(1, keepdim=True), x], 1)),
+    "running sums": lambda: WithMeans(lambda m, x: x.cumsum(1)),
+    "wide convolution": lambda: WithMeans(lambda m, x: m.convolution(x)),
+}
+
+
+@pytest.mark.parametrize("name", SLOTS)
+@pytest.mark.parametrize("before", [0, 1])
+def test_keys_that_are_made_of_all_tokens_are_read_and_their_mixing_is_named(name, before):
+    module = drawn(Sequence(*[Attention(by_kernel)] * before, SLOTS[name](), MLP(), Attention(written_out)))
+    wanted_KBND, counts = by_length(every_path(module, {"x": states()}))
+    tape = record(module, x=states())
+    assert tape.paths().by_length == counts == [TWO, THREE][before]
+    (where,) = tape.reading.mixing
+    assert where == f"parts.{before}" + (".convolution" if name == "wide convolution" else "")
+    for got_BND, wanted_BND in zip(tape.sums().by_length_KBND, wanted_KBND, strict=True):
+        assert (got_BND - wanted_BND).norm() < ROUNDING * wanted_BND.norm()
+
+
+@pytest.mark.parametrize("slots", [3, 4, N])
+@pytest.mark.parametrize("sequences", [1, B])
+def test_flattened_heads_of_slots_are_heads(slots, sequences):
+    parts = [Projected(mix, slots=slots) for mix in (flattened, lambda q, k, v, _: (q @ k.mT).softmax(-1) @ v)]
+    tape, same = (record(drawn(Sequence(part, Attention(by_kernel))), x=states()[:sequences]) for part in parts)
+    assert tape.paths().by_length == TWO == same.paths().by_length
+    assert_same_sums(tape, same)
+
+
 # --- heads that nothing joins before the next call --------------------------------------------------------------------
 
 
@@ -646,6 +710,28 @@ class SoftExperts(nn.Module):
         return scores.softmax(2) @ torch.cat(results, 1)
 
 
+class SlotsOfMatrices(nn.Module):
+    """The same with one matrix of slots, written as products (Puigcerver et al. 2024)."""
+
+    def __init__(self, slots=3):
+        super().__init__()
+        self.slots, self.expert = nn.Parameter(torch.zeros(D, slots)), nn.Linear(D, D)
+
+    def forward(self, x):
+        scores = x @ self.slots
+        return scores.softmax(2) @ self.expert(scores.softmax(1).mT @ x)
+
+
+@pytest.mark.parametrize("slots", [2, 3, 6])
+@pytest.mark.parametrize("seed", range(4))
+def test_slots_of_experts_are_told_whatever_the_numbers(slots, seed):
+    """Where the touch moved the weights of one slot a hundred times less than those of another, they were heads."""
+    module, x = drawn(Sequence(Attention(written_out), SlotsOfMatrices(slots), Attention(by_kernel))), states()
+    for parameter in module.parameters():
+        parameter += 0.1 * random(f"{seed} {tuple(parameter.shape)}", *parameter.shape)
+    assert record(module, x=x).paths().by_length == [1, 5, 8, 4]
+
+
 POOLED = {
     "keys by channel, softmax of queries": (
         lambda: Sequence(*(KeysPooledByChannel(True) for _ in range(2))),
@@ -846,6 +932,10 @@ REFUSED = {
     "queries summed with their keys": (
         lambda: Sequence(Attention(lambda q, k, v, _: summed_over_queries((q @ k.mT).softmax(-1), v))),
         "nothing shows how it applies attention weights",
+    ),
+    "weights times weights": (
+        lambda: Sequence(Attention(lambda q, k, v, _: ((q @ k.mT).softmax(-1) @ (k @ q.mT).softmax(-1)) @ v)),
+        "multiplies attention weights by other weights of attention",
     ),
     "autocast": (lambda: Sequence(Cast(written_out)), "within torch.autocast"),
     "TorchScript": (Scripted, "part: TorchScript"),
