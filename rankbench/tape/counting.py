@@ -62,7 +62,7 @@ def paths_of(nodes: Sequence[Node], counted_as: Callable[[Node], Site], reading:
     last: dict[Node, set[Site | None]] = {}
     links: Links = {}
     for number, node in enumerate(nodes):
-        known = set().union(*(last[x] if isinstance(x, Node) else {None} for x in node.parents or (None,)))
+        known = set().union(*(last[x] if isinstance(x, Node) else _begun(x) for x in node.parents or (None,)))
         last[node] = known
         if isinstance(node.step, Mixed):
             key = counted_as(node)
@@ -73,6 +73,11 @@ def paths_of(nodes: Sequence[Node], counted_as: Callable[[Node], Site], reading:
                 links[pair] = link | links.get(pair, torch.zeros_like(link))
     links = {pair: link for pair, link in links.items() if not link.all()}
     return Paths.of(before, last[nodes[-1]] if nodes else {None}, reading, links)
+
+
+def _begun(x: Tensor | None) -> set[Site | None]:
+    """The beginning of a path, at a source or a constant; none at zeros, to which others are added or written."""
+    return {None} if x is None or bool(x.any()) else set()
 
 
 @torch.no_grad()

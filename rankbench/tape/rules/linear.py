@@ -152,14 +152,21 @@ LINEAR_IN_FIRST = ("neg", "sum", "mean", "cumsum", "diff", "tril", "triu", *MOVE
 rule(*LINEAR_IN_FIRST, "interpolate")(partial(_jointly, positions=(0,), constant=False))
 rule("cat", "stack", "hstack", "vstack")(partial(_jointly, positions=(0,)))
 rule("copy")(partial(_jointly, positions=(0, 1)))
-rule("masked_fill", "setitem")(partial(_jointly, positions=(0, 2)))
+rule("masked_fill", "setitem", "index_put")(partial(_jointly, positions=(0, 2)))
 rule("where")(partial(_jointly, positions=(1, 2)))
 SCATTERS = ("index_add", "index_copy", "scatter", "scatter_add")
 rule(*SCATTERS)(lambda seen: None if seen.kwargs else _jointly(seen, (0, 3)))
 rule("pad")(lambda seen: _jointly(seen, (0,), constant=bool(seen.get(3, "value"))))
 rule("batch_norm")(lambda seen: None if seen.get(5, "training", False) else _jointly(seen, (0,), constant=True))
-LIKE = ("zero", "zeros_like", "ones_like", "empty_like", "full_like", "new_zeros", "new_ones", "new_empty", "new_full")
-rule(*LIKE)(lambda seen: Tag(Kind.CONSTANT))
+
+
+@rule("zero", "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full")
+@rule("empty", "empty_like", "new_empty", "empty_strided")
+def _constant(seen: Seen) -> Tag:
+    """A tensor of one number; zeros where the numbers are whatever was in memory."""
+    if "empty" in seen.name:
+        seen.result.zero_()
+    return Tag(Kind.CONSTANT)
 
 
 @rule("unfold")
