@@ -109,7 +109,11 @@ class Touched(Checking):
         (q, k), (q0, k0) = new, before
         spread = [is_spread(x, y) for x, y in zip(new, before, strict=True)]
         partly = [is_partly(at, x.shape[-2]) for at, x in zip(touched, new, strict=True)]
-        if (partly[0] and spread[1]) or (spread[0] and partly[1]):  # with slots that are made of all tokens
+        # slots that a map of weights made of all tokens; of a product, as k^T v, they are features
+        slots = [
+            is_all and self.tag(x).level == Level.LINEAR for is_all, x in zip(spread, product.tensors, strict=True)
+        ]
+        if (partly[0] and slots[1]) or (slots[0] and partly[1]):
             if min(x.shape[-2] for x in new) > 1:  # named among what mixes tokens
                 self.chosen[product.seen.call] = None
             return Verdict(Role.SCORES)

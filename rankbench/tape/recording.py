@@ -348,7 +348,7 @@ class Recorder(TorchFunctionMode):
         """If x, which was changed in place, is x = whole[index]: tag the whole as if x had been put there."""
         while x in self._parts:
             part, (x, index) = x, self._parts[x]
-            old = x.clone()  # what is now in the part's place does not matter
+            old = set_item(x, index, 0)  # what is now in the part's place does not matter
             self.set_tag(old, replace(self.tag(x)))
             seen = Seen(self, call, "setitem", set_item, (old, index, part), {}, x)
             new = self.rules["setitem"](seen) or self.value_only(call, [self.tag(old), self.tag(part)])

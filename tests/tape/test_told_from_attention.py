@@ -18,6 +18,8 @@ from networks_of_others import (
     Sequence,
     by_kernel,
     drawn,
+    heads_of,
+    joined,
     letters,
     random,
     states,
@@ -204,6 +206,62 @@ def test_queries_that_depend_on_no_input_are_read_as_the_kernel_is():
     tape, same = (record(drawn(ToLearnedToken(mix)), states()) for mix in (written_out, by_kernel))
     assert tape.paths().by_length == same.paths().by_length
     torch.testing.assert_close(tape.sums().by_length_KBND, same.sums().by_length_KBND)
+
+
+class ToInducingTokens(nn.Module):
+    """Learned tokens read the sequence by torch's own module, which multiplies them again in each pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.attention = nn.Parameter(torch.zeros(3, D)), nn.MultiheadAttention(D, H, batch_first=True)
+
+    def forward(self, x):
+        return self.attention(self.tokens.expand(len(x), -1, -1), x, x)[0]
+
+
+def test_rounding_is_no_touch():
+    tape = record(drawn(nn.Sequential(ToInducingTokens(), Sequence(Attention(by_kernel)))), states())
+    assert [call.is_cross for call in tape.reading.calls] == [True, False]
+
+
+class PreallocatedHeads(Attention):
+    """Each head writes its result to memory that was made for all of them, or adds it to zeros."""
+
+    def __init__(self, start):
+        super().__init__(None)
+        self.start = start
+
+    def forward(self, x):
+        q, k, v = (heads_of(part(x)) for part in (self.q, self.k, self.v))
+        made = self.start(q)
+        for head in range(H):
+            made[:, head] += (q[:, head] @ k[:, head].mT).softmax(-1) @ v[:, head]
+        return self.out(joined(made))
+
+
+def written(q, k, v):
+    made = torch.empty_like(q)
+    for head in range(H):
+        made[:, head] = (q[:, head] @ k[:, head].mT).softmax(-1) @ v[:, head]
+    return made
+
+
+def put_by_index(q, k, v):
+    every = torch.where(torch.ones(q.shape[:3]) > 0)
+    return torch.zeros_like(q).index_put_(every, ((q @ k.mT).softmax(-1) @ v)[every])
+
+
+MEMORY = {
+    "written": lambda: attention(written),
+    "put by index": lambda: attention(put_by_index),
+    "added to zeros": lambda: PreallocatedHeads(torch.zeros_like),
+}
+
+
+@pytest.mark.parametrize("name", MEMORY)
+def test_memory_for_the_results_of_heads_begins_no_path(name):
+    tape = record(drawn(nn.Sequential(MEMORY[name](), Sequence(Attention(by_kernel)))), states())
+    assert tape.paths().by_length == [0, 2, 4]
 
 
 def test_layers_of_one_class_may_make_their_weights_in_two_ways():

@@ -144,7 +144,8 @@ def _multi_head(seen: Seen) -> list[Tag] | None:
     if any(at[name] is not None for name in refused) or at["add_zero_attn"]:
         seen.recorder.uncovered.append(seen.call)
         return None
-    query, key, value = _kept(seen, at["query"], at["key"], at["value"])
+    # in one layout, so that another pass rounds alike
+    query, key, value = (x.contiguous() for x in _kept(seen, at["query"], at["key"], at["value"]))
     heads, width = at["num_heads"], query.shape[-1]
     maps, biases = _maps_of(at)
 
