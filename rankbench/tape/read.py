@@ -89,7 +89,7 @@ def _touch(
 ) -> tuple[Touched, Results, Results]:
     """The touched pass, its results, and those of a pass in which the touch spreads as the network spreads it. Where it
     does not arrive at an attention call, the touched token may be padding that the module leaves out: then one at the
-    other end is touched. Where P has more rows than heads of all sequences, all numbers of a token are."""
+    other end is touched. At last all numbers of a token are."""
 
     def touched_in(way: Way) -> tuple[Touched, Results, Results]:
         spreading = Touching(module, submodule, way._replace(left_out=frozenset()))
@@ -125,19 +125,15 @@ def _touch(
                 ways.insert(1, Way(way.scale, frozenset(range(len(touched.marks)))))
     assert best is not None  # without a touch nothing changes
     touched = best[0]
-    of_tokens = [call for call in touched.calls if not touched.may_be_of_features(call)]
-    if not touched.way.scale or (len(of_tokens) == len(touched.calls) and not any(map(touched.leaves_rows, of_tokens))):
+    if not touched.way.scale or not any(mark and mark.has_features and len(mark.shape) == 3 for mark in touched.marks):
         return best
-    try:  # P has windows, or heads or features that the touch of one number missed
+    try:  # the touch of one number misses what other numbers do, and may stand at one feature as at one token
         passes = touched_in(touched.way._replace(rows=True))
     except (Changed, ConfigError):
         return best
-    return passes if of_tokens and _where(passes[0].calls) == _where(of_tokens) else best  # the same tokens
-
-
-def _where(calls: Sequence[ReadCall]) -> list[tuple]:
-    """The keys and queries of each attention call that are touched."""
-    return [(call.key, call.touched, call.touched_queries) for call in calls]
+    keys, of_rows = ({call.key for call in each.calls} for each in (touched, passes[0]))
+    of_tokens = {call.key for call in touched.calls if not touched.may_be_of_features(call)}
+    return passes if of_rows and of_tokens <= of_rows <= keys else best  # else its last axis counts no features
 
 
 def _check_outside(plain: Plain, touched: Touched) -> None:

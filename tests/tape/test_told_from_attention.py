@@ -628,6 +628,34 @@ def test_what_is_given_for_a_whole_sequence_mixes_no_tokens(name):
     assert [x.is_touched for x in reading.inputs] == [True, True]
 
 
+class Of(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+MIXED = {
+    "less their mean": lambda x: x - x.mean(1, keepdim=True),
+    "over their deviation": lambda x: x / (1 + x.var(1, keepdim=True)).sqrt(),
+    "their largest": lambda x: x + x.amax(1, keepdim=True),
+    "largest so far": lambda x: x.cummax(1)[0],
+    "half of the numbers shifted": lambda x: torch.cat([x[..., : D // 2], F.pad(x[:, :-1, D // 2 :], (0, 0, 1, 0))], 2),
+    "softmax of each number": lambda x: x + (x.softmax(1) * x).sum(1, keepdim=True),
+    "products of numbers": lambda x: x @ (x.mT @ x) / N,
+}
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_what_mixes_the_tokens_of_the_inputs_themselves_is_named(name):
+    """One number of a state may not show it, and stands at one of its numbers as at one of its tokens."""
+    tape = record(drawn(nn.Sequential(Of(MIXED[name]), Sequence(Attention(by_kernel)))), states("apart", 2 * N))
+    assert tape.reading.mixing == ("0",)
+    assert tape.paths().by_length == [1, 2]
+
+
 class NormOfAll(nn.Module):
     def forward(self, x):
         return F.layer_norm(x, x.shape[1:])
