@@ -55,7 +55,7 @@ class Touched(Checking):
         self.pooled: list[ReadCall] = []  # calls whose weights, without scores, change for all queries
         self.factors: list[Factor] = []
         self.of_depth: dict[int, list[tuple[ReadCall, Tensor, tuple]]] = {}
-        self.begun_anew: set[Visit] = set()  # submodules where the touch of a mixed state begins anew
+        self.begun_anew: dict[Visit, None] = {}  # submodules where the touch of a mixed state begins anew
         self.entered_at: list[list[int]] = []  # indices along the first axes at which a submodule's state was touched
 
     def enter(self, run: Visit, x: Tensor) -> None:
@@ -70,7 +70,7 @@ class Touched(Checking):
         at = tuple(int(index) for index in torch.unravel_index((x - old).abs().nan_to_num().argmax(), x.shape))
         x.data.copy_(old)
         self._touch(x.data, at)
-        self.begun_anew.add(run)
+        self.begun_anew[run] = None
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
@@ -109,14 +109,9 @@ class Touched(Checking):
         (q, k), (q0, k0) = new, before
         spread = [is_spread(x, y) for x, y in zip(new, before, strict=True)]
         partly = [is_partly(at, x.shape[-2]) for at, x in zip(touched, new, strict=True)]
-        # slots that a map of weights made of all tokens; of a product, as k^T v, they are features
-        slots = [
-            is_all and self.tag(x).level == Level.LINEAR for is_all, x in zip(spread, product.tensors, strict=True)
-        ]
-        if (partly[0] and slots[1]) or (slots[0] and partly[1]):
-            if min(x.shape[-2] for x in new) > 1:  # named among what mixes tokens
-                self.chosen[product.seen.call] = None
-            return Verdict(Role.SCORES)
+        if (partly[0] and spread[1]) or (spread[0] and partly[1]):  # slots made of all tokens, if a softmax follows
+            self.slots.add(key)
+            return Verdict(Role.FACTOR)
         if any(spread):
             self.unclear.add(key)
         if q.dim() == k.dim() and partly[1] and not partly[0]:
@@ -191,7 +186,10 @@ class Touched(Checking):
         if self.leaves_rows(call):  # one query with keys of its own
             self.attends(product.tensors)
         self.calls.append(self._with_twin(call, p0, self._makers(product, side), moved))
-        self.scored_by[call.number] = None if tag.scores is None else tag.scores.key
+        scored_by = self.scored_by[call.number] = None if tag.scores is None else tag.scores.key
+        if scored_by is not None and scored_by in self.slots:
+            self.roles[scored_by] = Verdict(Role.SCORES)
+            self.chosen[call.call] = None  # named among what mixes tokens
         if is_pooling:
             self.pooled.append(call)
         return Verdict(Role.ATTENTION, side)

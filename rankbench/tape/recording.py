@@ -132,7 +132,8 @@ class Recorder(TorchFunctionMode):
         self._times: Counter[str] = Counter()
         self._products: Counter[tuple[str, str]] = Counter()
         self._key: tuple[int, Site] | None = None  # of the product that is being recorded, with the number of its call
-        self.unclear: set[Site] = set()  # products of which nothing shows whether they are scores
+        # products of which nothing shows whether they are scores, and those that are if a softmax follows
+        self.unclear, self.slots = set[Site](), set[Site]()
         self.uncovered: list[Call] = []  # that may be attention, although no rule covers them
         self.call = Call(0, "", "")  # that is being recorded
         self.begun: set[int] = set()  # where the inputs lie in memory at which paths begin

@@ -628,6 +628,25 @@ def test_what_is_given_for_a_whole_sequence_mixes_no_tokens(name):
     assert [x.is_touched for x in reading.inputs] == [True, True]
 
 
+class OfTheirMean(nn.Module):
+    """A map of weights that the mean of the tokens makes, then attention."""
+
+    def __init__(self):
+        super().__init__()
+        self.maps, self.attention = nn.Linear(D, D * D), Attention(by_kernel)
+
+    def forward(self, x):
+        return self.attention(x @ self.maps(x.mean(1)).unflatten(1, (D, D)) / D)
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_maps_that_all_tokens_make_are_factors_and_named(before):
+    parts = *[Attention(written_out)] * before, OfTheirMean(), Attention(by_kernel)
+    tape = record(drawn(Sequence(*parts)), states())
+    assert tape.paths().by_length == [[1, 4, 4], [1, 6, 12, 8]][before]
+    assert tape.reading.mixing == (f"parts.{before}",)
+
+
 class Of(nn.Module):
     def __init__(self, function):
         super().__init__()

@@ -91,7 +91,8 @@ def _glu(seen: Seen) -> Tag | None:
 
 @rule("softmax", "softmax_of_rows")
 def _softmax(seen: Seen) -> Tag:
-    return replace(seen.value_only([seen.tag(seen.args[0])], Level.SOFTMAX), form="softmax", logits=_logits(seen))
+    tag = seen.value_only([seen.tag(seen.args[0])], Level.SOFTMAX)
+    return replace(tag, form="softmax", logits=_logits(seen), mixes=tag.mixes or tag.scores is not None)
 
 
 def _logits(seen: Seen) -> Tensor | None:

@@ -110,7 +110,7 @@ def _convolution(seen: Seen) -> Tag | None:
 def as_map(tag: Tag) -> Tag:
     """The tag of the output of a map of weights: an activation."""
     kind = Kind.ACTIVATION if tag.kind == Kind.CONSTANT else tag.kind
-    return replace(tag, kind=kind, level=Level.LINEAR, unclear=None)
+    return replace(tag, kind=kind, level=Level.LINEAR, unclear=None, scores=tag.scores if tag.mixes else None)
 
 
 def _jointly(seen: Seen, positions: tuple[int, ...], constant: bool | None = None) -> Tag | None:

@@ -259,6 +259,8 @@ def _activations(seen: Seen, a: Tensor, b: Tensor, ways: Ways, as_factor: Callab
         tag = as_factor()
         if tag is not None and recorder.key_of(seen) in recorder.unclear:
             tag.unclear = seen.call
+        if tag is not None and to_scores and recorder.key_of(seen) in recorder.slots:
+            tag.scores = Scores(*to_scores(a, b), recorder.key_of(seen))
         return tag
     if role == Role.SCORES:
         tag = seen.value_only(tags, Level.PRODUCT)
