@@ -68,8 +68,10 @@ def mixing(plain: Plain, touched: Touched) -> tuple[str, ...]:
                 found.append(run.name)
     found += [call.call.module or "the module itself" for call in touched.calls if _widens(plain, touched, call)]
     found += [call.module or "the module itself" for call in sorted(touched.chosen)]
-    if not found and touched.begun_anew and touched.sequence[1] > 1:  # mixed in front of a submodule with attention
-        found.append(next(iter(touched.begun_anew)).name.rpartition(".")[0] or "the module itself")
+    # in front of a submodule with attention; one token is not mixed
+    begun = [run.name for run in touched.begun_anew if all(1 not in x.shape[:2] for x in plain.entered[run])]
+    if begun and not found:
+        found.append(begun[0].rpartition(".")[0] or "the module itself")
     names = dict.fromkeys(found)
     return tuple(name for name in names if not any(inner.startswith(f"{name}.") for inner in names))
 

@@ -65,12 +65,18 @@ class Touched(Checking):
         if old is None or x.dim() != 3 or x.shape != old.shape or 0 in x.stride():
             return
         self.entered_at = [touched_at(x, old, axis) for axis in (0, 1)]
-        if not is_spread(x, old):
+        if not self._is_mixed(x, old):
             return
         at = tuple(int(index) for index in torch.unravel_index((x - old).abs().nan_to_num().argmax(), x.shape))
         x.data.copy_(old)
         self._touch(x.data, at)
         self.begun_anew[run] = None
+
+    def _is_mixed(self, new: Tensor, old: Tensor) -> bool:
+        """Whether something that is no attention has mixed all tokens: of a single sequence, no axis is touched in
+        part."""
+        at = [(touched_at(new, old, axis), new.shape[axis]) for axis in range(new.dim())]
+        return is_spread(new, old) and (self.sequence[1] > 1 or not any(is_partly(*each) for each in at))
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
@@ -107,10 +113,12 @@ class Touched(Checking):
         if not torch.equal(new[0], before[0]):
             self.parts[key, new[0].shape[:-1]] = touched_in_part(new[0], before[0])
         (q, k), (q0, k0) = new, before
-        spread = [is_spread(x, y) for x, y in zip(new, before, strict=True)]
+        spread = [self._is_mixed(x, y) for x, y in zip(new, before, strict=True)]
         partly = [is_partly(at, x.shape[-2]) for at, x in zip(touched, new, strict=True)]
-        if (partly[0] and spread[1]) or (spread[0] and partly[1]):  # slots made of all tokens, if a softmax follows
+        slots = [is_all and not is_part for is_all, is_part in zip(spread, partly, strict=True)]  # made of all tokens
+        if (partly[0] and slots[1]) or (slots[0] and partly[1]):  # scores, if a softmax follows
             self.slots.add(key)
+            self.unclear.add(key)
             return Verdict(Role.FACTOR)
         if any(spread):
             self.unclear.add(key)

@@ -178,6 +178,22 @@ def test_paths_and_axes_are_read_behind_mixed_tokens_and_within_windows(name):
     assert tape.reading.outputs[0].axes == Axes(0, (1,))
 
 
+SINGLE = {
+    "softmax": lambda: Attention(written_out),
+    "powers": lambda: Attention(lambda q, k, v, _: F.normalize((q @ k.mT) ** 4, 1, -1) @ v),
+    "linear": lambda: Attention(lambda q, k, v, _: (q @ k.mT).tril() @ v / N),
+}
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_a_single_sequence_is_read_as_several_are(name):
+    module = drawn(Sequence(Attention(by_kernel), SINGLE[name](), MLP(), Attention(written_out)))
+    tape, several = (record(module, x=states()[:number]) for number in (1, B))
+    assert tape.paths().by_length == several.paths().by_length
+    assert [call.kind for call in tape.reading.calls] == [call.kind for call in several.reading.calls]
+    assert tape.reading.mixing == () == several.reading.mixing
+
+
 class Projected(Attention):
     """Keys and values are mapped along their tokens to a few slots, before or behind their own maps (Linformer)."""
 

@@ -92,7 +92,8 @@ def _glu(seen: Seen) -> Tag | None:
 @rule("softmax", "softmax_of_rows")
 def _softmax(seen: Seen) -> Tag:
     tag = seen.value_only([seen.tag(seen.args[0])], Level.SOFTMAX)
-    return replace(tag, form="softmax", logits=_logits(seen), mixes=tag.mixes or tag.scores is not None)
+    tag = tag if tag.scores is None else replace(tag, mixes=True, unclear=None)
+    return replace(tag, form="softmax", logits=_logits(seen))
 
 
 def _logits(seen: Seen) -> Tensor | None:
