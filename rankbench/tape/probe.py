@@ -194,13 +194,17 @@ class Touched(Checking):
         if self.leaves_rows(call):  # one query with keys of its own
             self.attends(product.tensors)
         self.calls.append(self._with_twin(call, p0, self._makers(product, side), moved))
-        scored_by = self.scored_by[call.number] = None if tag.scores is None else tag.scores.key
-        if scored_by is not None and scored_by in self.slots:
-            self.roles[scored_by] = Verdict(Role.SCORES)
-            self.chosen[call.call] = None  # named among what mixes tokens
+        self._is_scored_by(None if tag.scores is None else tag.scores.key, call)
         if is_pooling:
             self.pooled.append(call)
         return Verdict(Role.ATTENTION, side)
+
+    def _is_scored_by(self, key: Site | None, call: ReadCall) -> None:
+        """Keep the product of queries and keys that made the weights of an attention call."""
+        self.scored_by[call.number] = key
+        if key is not None and key in self.slots:
+            self.roles[key] = Verdict(Role.SCORES)
+            self.chosen[call.call] = None  # named among what mixes tokens
 
     def _kind(
         self,

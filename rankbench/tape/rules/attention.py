@@ -140,12 +140,10 @@ def _multi_head(seen: Seen) -> list[Tag] | None:
     given.apply_defaults()
     at = given.arguments
     refuse_dropout(seen, at["dropout_p"] if at["training"] else 0.0)
-    refused = ("bias_k", "bias_v", "static_k", "static_v")
-    if any(at[name] is not None for name in refused) or at["add_zero_attn"]:
+    if any(at[name] is not None for name in ("bias_k", "bias_v", "static_k", "static_v")) or at["add_zero_attn"]:
         seen.recorder.uncovered.append(seen.call)
         return None
-    # in one layout, so that another pass rounds alike
-    query, key, value = (x.contiguous() for x in _kept(seen, at["query"], at["key"], at["value"]))
+    query, key, value = _kept(seen, at["query"], at["key"], at["value"])
     heads, width = at["num_heads"], query.shape[-1]
     maps, biases = _maps_of(at)
 
@@ -199,10 +197,11 @@ def _multi_head(seen: Seen) -> list[Tag] | None:
 
 
 def _kept(seen: Seen, *states: Any) -> list[Any]:
-    """The arguments (N, B, D) as they are now: a layer may change its states in place afterwards."""
+    """The arguments (N, B, D) as they are now: a layer may change its states in place afterwards. In one layout, so
+    that another pass rounds alike."""
     if seen.recorder.keeps_tape:
         states = tuple(x if seen.tag(x).kind == Kind.WEIGHT else x.clone() for x in states)
-    return [x[:, None] for x in states] if states[0].ndim == 2 else list(states)
+    return [(x[:, None] if states[0].ndim == 2 else x).contiguous() for x in states]
 
 
 def _maps_of(at: dict[str, Any]) -> tuple[Sequence[Tensor], Sequence[Any]]:
