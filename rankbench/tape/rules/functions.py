@@ -14,30 +14,15 @@ from rankbench.tape.rules.registry import rule
 from rankbench.tape.steps import Gate, Normed, Scaled
 from rankbench.tape.tags import Level, Tag, combined
 
+ACTIVATIONS = """
+    relu relu6 leaky_relu elu selu celu gelu silu mish softplus hardswish erf hardtanh hardsigmoid tanh sigmoid
+    softsign tanhshrink clamp clamp_min clamp_max abs pow square prelu logsigmoid log_sigmoid hardshrink softshrink
+    threshold sin cos _threshold rrelu tan atan arctan sinh cosh asinh arcsinh sinc erfc expm1 log1p sign round
+    floor ceil trunc frac nan_to_num special_expit special_erf
+"""  # elementwise
 
-@rule("relu", "relu6", "leaky_relu", "elu", "selu", "celu", "gelu", "silu", "mish", "softplus", "hardswish", "erf")
-@rule("hardtanh", "hardsigmoid", "tanh", "sigmoid", "softsign", "tanhshrink", "clamp", "clamp_min", "clamp_max", "abs")
-@rule("pow", "square", "prelu", "logsigmoid", "log_sigmoid", "hardshrink", "softshrink", "threshold", "sin", "cos")
-@rule(
-    "_threshold",
-    "rrelu",
-    "tan",
-    "atan",
-    "arctan",
-    "sinh",
-    "cosh",
-    "asinh",
-    "arcsinh",
-    "sinc",
-    "erfc",
-    "expm1",
-    "log1p",
-    "sign",
-    "round",
-    "floor",
-    "ceil",
-)
-@rule("trunc", "frac", "nan_to_num", "special_expit", "special_erf")
+
+@rule(*ACTIVATIONS.split())
 def _activation(seen: Seen) -> Tag | None:
     """act(z) = act(0) + gate z."""
     function, others, kwargs = seen.function, seen.args[1:], seen.kwargs
