@@ -24,6 +24,7 @@ from rankbench.measures.network_table import in_words, table_of_reading
 from rankbench.model.kinds import Kinds
 from rankbench.model.modules import PRESENT, Example, as_example, build, read_inputs, unpacked
 from rankbench.model.pretrained import FAMILIES, Checkpoint, as_network, load_checkpoint, load_tokenizer
+from rankbench.model.pretrained.families import padding_of
 from rankbench.runs.machine import Machine
 from rankbench.runs.tables import with_who
 from rankbench.tasks import Batch
@@ -245,8 +246,12 @@ def _decoders(models: dict[str, nn.Module], example: Example, config: Any) -> tu
     ids_BN = example.kwargs.get("input_ids")
     if ids_BN is None:
         raise ConfigError("output=decoder: this checkpoint's encoder reads no token ids; use output=encoder")
-    start = config.decoder_start_token_id
-    first_B1 = torch.full_like(ids_BN[:, :1], config.pad_token_id if start is None else start)
+    start = config.pad_token_id if config.decoder_start_token_id is None else config.decoder_start_token_id
+    if start not in range(config.vocab_size):
+        raise ConfigError(
+            f"output=decoder: decoder_start_token_id={start} in this checkpoint's config, which is no token; set it"
+        )
+    first_B1 = torch.full_like(ids_BN[:, :1], start)
     kwargs = {**example.kwargs, "decoder_input_ids": torch.cat([first_B1, ids_BN[:, :-1]], 1)}
     return models, replace(example, kwargs=kwargs)
 
@@ -277,8 +282,7 @@ def _example(inputs: Tensor, targets: Tensor | None, model: Any, special: tuple[
         reads_tokens = model.main_input_name == "input_ids"  # beside images, as CLIP does
         return Example((), {"pixel_values" if reads_tokens else model.main_input_name: inputs})
     present_BN = inputs != ABSENT
-    padding = 0 if model.config.pad_token_id is None else model.config.pad_token_id
-    arguments = {"input_ids": inputs.masked_fill(~present_BN, padding)}
+    arguments = {"input_ids": inputs.masked_fill(~present_BN, padding_of(model.config) or 0)}
     if not present_BN.all():
         arguments["attention_mask"] = present_BN.long()
     is_special_BN = torch.isin(inputs, torch.tensor(special))

@@ -609,6 +609,20 @@ def test_token_ids_refused(folder, tmp_path, inputs, message):
     assert message in refusal(rankbench.analyze, words, "spectrum")
 
 
+@pytest.mark.parametrize("padding", [-1, 2**63])
+def test_a_padding_token_that_is_none_is_as_good_as_another(folder, tmp_path, padding):
+    """As in configs with pad_token_id: -1. Absent tokens are masked, whatever their id."""
+    np.save(tmp_path / "ids.npy", np.array([[3, 4, 5, 6], [5, 4, 3, -1]]))
+    shutil.copytree(folder / "gpt2", tmp_path / "gpt2")
+    tables = []
+    for model in (folder / "gpt2", tmp_path / "gpt2"):
+        config = json.loads((model / "config.json").read_text())
+        (tmp_path / "gpt2" / "config.json").write_text(json.dumps(config | {"pad_token_id": padding}))
+        words = ["model=pretrained", f"model.path={model}", f"inputs={tmp_path / 'ids.npy'}", "precision=fp64"]
+        tables.append(rankbench.analyze(words, "residual")["residual"].relative_residual)
+    np.testing.assert_array_equal(*tables)
+
+
 HALVES = {f"{half}_{key}": value for half in ("encoder", "decoder") for key, value in (("layers", 2), ("ffn_dim", 24))}
 HALVES |= {f"{half}_attention_heads": 2 for half in ("encoder", "decoder")} | {"d_model": 16, "pad_token_id": 0}
 HALVES |= {"vocab_size": 20, "decoder_start_token_id": 1, "bos_token_id": 1, "eos_token_id": 2}

@@ -260,6 +260,12 @@ class PretrainedNetwork(Network, nn.Module):
         return self.read_out(self.state(inputs))
 
 
+def padding_of(config: Any) -> int | None:
+    """The token that a checkpoint's config names for padding; None for what is no token, as -1."""
+    padding = getattr(config, "pad_token_id", None)
+    return padding if padding in range(getattr(config, "vocab_size", 0)) else None
+
+
 class PretrainedText(PretrainedNetwork):
     """A network of token ids.
 
@@ -273,15 +279,11 @@ class PretrainedText(PretrainedNetwork):
             raise ConfigError(f"{self.name}: texts of {inputs.shape[1]} tokens; it has positions for {longest}")
         if (largest := int(inputs.max())) >= letters:
             raise ConfigError(f"{self.name}: token id {largest}; its vocabulary ends with {letters - 1}")
-        return self._embed(inputs.masked_fill(inputs < 0, self._padding or 0))
-
-    @property
-    def _padding(self) -> int | None:
-        return getattr(self.module.config, "pad_token_id", None)
+        return self._embed(inputs.masked_fill(inputs < 0, padding_of(self.module.config) or 0))
 
     def present(self, inputs: Tensor) -> Tensor | None:
         """Mask of the present tokens, (B, N) bool; None if all are present. ConfigError for padding on the left."""
-        padding = self._padding
+        padding = padding_of(self.module.config)
         is_token_BN = inputs >= 0 if padding is None else (inputs >= 0) & (inputs != padding)
         if is_token_BN.all():
             return None
