@@ -54,7 +54,7 @@ def checked(words: Sequence[str]) -> str:
     with doubting_plugins():
         lines += [f"experiment={name}: {_tried_preset(name, named)}" for name in _presets()]
     figures_published()
-    tables = [path for plugin in plugins.FOUND.values() if (path := plugin.file.with_name(plugins.PUBLISHED)).exists()]
+    tables = [path for path in plugins.published_files() if not path.is_relative_to(plugins.OURS[0])]
     lines += [f"{len(read_published(path))} published numbers read" for path in tables]
     return "\n".join(lines or ["nothing to try: no preset among the YAML files"])
 

@@ -43,8 +43,7 @@ def draw_sweep(
     figure, grid, facets = _panels(table, facet)
     lines = _in_order(table[series]) if series else [""]
     scale = "positive" if is_wide(table[value]) and scale_of(value) != "share" else scale_of(value)
-    summaries = over_seeds(table, list(dict.fromkeys(filter(None, (x, series, facet)))), value, scale)
-    wide = scale == "positive" and is_wide(pd.concat([table[value], summaries.low95, summaries.high95]))
+    shown = [table[value]]
     words = None if pd.api.types.is_numeric_dtype(table[x]) else _in_order(table[x])
     everywhere = pd.Series(range(len(words))) if words else table[x]
     steps = np.diff(np.unique(everywhere))
@@ -60,19 +59,16 @@ def draw_sweep(
                 summary[x].map(words.index) if words else summary[x], everywhere, number, len(lines), is_log
             )
             style: dict[str, Any] = {"color": colour_of(number), "marker": marker_of(number)}
-            dashes = "none" if words else dashes_of(number)
-            style |= {"linestyle": dashes, "capsize": 2, "elinewidth": 0.8}
+            style |= {"linestyle": "none" if words else dashes_of(number), "capsize": 2, "elinewidth": 0.8}
             name = f"{series}={tick(line)}" if series else ""
             if statistic == "best":
                 best = summary.largest if value == "test_accuracy" else summary.smallest
                 axes.errorbar(x_values, best, label=name or "best of the seeds", **style)
                 continue
-            ends, num_seeds = (
-                [summary["mean"] - summary.low95, summary.high95 - summary["mean"]],
-                summary.num_seeds.max(),
-            )
+            num_seeds, ends = summary.num_seeds.max(), [summary.low95, summary.high95]
+            shown += ends
             name = name or ("mean over seeds, 95 % CI" if num_seeds > 1 else "one seed")
-            axes.errorbar(x_values, summary["mean"], ends, label=name, **style)
+            axes.errorbar(x_values, summary["mean"], [abs(end - summary["mean"]) for end in ends], label=name, **style)
             if num_seeds <= FEW_SEEDS:
                 of_seeds = mean_and_spread(rows.dropna(subset=[value]), [x], value)
                 spread(axes, x_values, of_seeds, style["color"])
@@ -82,7 +78,7 @@ def draw_sweep(
             axes.set_title(title(f"{facet}={tick(label)}"))
         _x_axis(axes, table[x], words, is_log)
         axes.tick_params(labelbottom=True)
-    if wide:
+    if scale == "positive" and is_wide(pd.concat(shown)):
         grid[0, 0].set_yscale("log")
     for row in grid:
         row[0].set_ylabel(column_in_words(value))

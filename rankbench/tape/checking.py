@@ -119,6 +119,7 @@ def _check_side(call: Call, p: Tensor) -> None:
 
 
 def unreadable(call: Call) -> ConfigError:
+    """The refusal of attention to states whose tokens something else has mixed."""
     return ConfigError(
         f"{call}: multiplies states in which something that is no attention (a convolution, a mean, linear attention) "
         "has mixed all tokens, so nothing shows which axis counts tokens; put this attention into a submodule of its "
