@@ -61,7 +61,8 @@ class TokenInputs:
 
     def hold(self, x: Any) -> bool:
         """Whether a tensor is one of the inputs, or a copy of it, or shares its memory."""
-        return isinstance(x, Tensor) and x.numel() > 0 and x.untyped_storage().data_ptr() in self._inputs
+        is_plain = isinstance(x, Tensor) and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+        return is_plain and x.numel() > 0 and x.untyped_storage().data_ptr() in self._inputs
 
     def origin_of(self, x: Tensor) -> int:
         """Place in memory of the input that a tensor of `hold` is, or is a copy of."""

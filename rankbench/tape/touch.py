@@ -27,8 +27,13 @@ def touched_at(new: Tensor, old: Tensor, axis: int, leak: float = LEAK) -> list[
     """Indices along an axis at which the tensors differ, less leaks."""
     if not new.numel() or new.shape != old.shape:
         return []
-    change = (new - old).abs().nan_to_num().movedim(axis, 0).flatten(1).amax(1)
+    change = _changes(new, old, axis)
     return (change > leak * change.max()).nonzero()[:, 0].cpu().tolist() if change.max() > 0 else []
+
+
+def _changes(new: Tensor, old: Tensor, axis: int) -> Tensor:
+    """The largest change at each index along an axis."""
+    return (new - old).abs().nan_to_num().movedim(axis, 0).reshape(new.shape[axis], -1).amax(1)
 
 
 def touched_keys(new: Tensor, old: Tensor) -> list[int]:
@@ -78,7 +83,7 @@ def changed_at(new: Tensor, old: Tensor, axis: int) -> list[int]:
     """Indices along an axis at which the tensors differ by more than rounding."""
     if not new.numel() or new.shape != old.shape:
         return []
-    change = (new - old).abs().nan_to_num().movedim(axis, 0).flatten(1).amax(1)
+    change = _changes(new, old, axis)
     return (change > ROUNDING * torch.finfo(old.dtype).eps * old.abs().nan_to_num().max()).nonzero()[:, 0].tolist()
 
 

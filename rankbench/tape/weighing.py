@@ -29,9 +29,9 @@ class Weighing(Choosing):
         """Weights that change with other tokens than those that they weigh are attention, which a sum shows, as in
         (p * v).sum(1); weights of a mixture change with its own token alone."""
         p0, v0 = self.base.weighed.get(seen.call, (p, v))
-        if p.dim() != v.dim() or p.shape[-1] > 1 or p.shape != p0.shape or v.shape != v0.shape:
+        if not p.dim() or p.dim() != v.dim() or p.shape[-1] > 1 or p.shape != p0.shape or v.shape != v0.shape:
             return
-        sums = [*(p.sum(axis) for axis in range(p.dim() - 1)), p.flatten(1).sum(1)]
+        sums = [*(p.sum(axis) for axis in range(p.dim() - 1)), p.reshape(len(p), -1).sum(1)]
         are_whole = any(((x - x.round().clamp(min=1)).abs() < 0.001).all() for x in sums)
         if self.tag(p).form == "shares" and not are_whole:  # other quotients of exponentials than a softmax
             return

@@ -944,7 +944,7 @@ REFUSED = {
     "tokens mixed inside": (lambda: Sequence(Attention(by_kernel), MixedInside()), "has mixed all tokens"),
     "as many heads as tokens": (SharedKeys, "which axis counts heads and which tokens"),
     "relative values": (RelativeValues, "same weights in two arrangements"),
-    "vmap": (lambda: Mapped(written_out), "within torch.func.vmap"),
+    "vmap": (lambda: Mapped(written_out), "within torch.func"),
     "queries summed with their keys": (
         lambda: Sequence(Attention(lambda q, k, v, _: summed_over_queries((q @ k.mT).softmax(-1), v))),
         "nothing shows how it applies attention weights",
