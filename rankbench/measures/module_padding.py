@@ -47,6 +47,8 @@ def with_lengths(
                 f"(sequences, tokens) are {', '.join(names) or 'none'}"
             )
         return _by_mask(example, reading, name, kind == "present", main), asked
+    # the keys of others are those of a window
+    heads = tuple(call for call in heads if call.hidden_RM is not None and len(call.hidden_RM) == few.num_sequences)
     numbers = {call.keys_of for call in heads}
     hidden = {number: hidden_BM for number in numbers if (hidden_BM := _hidden(heads, number)) is not None}
     said = []
@@ -73,7 +75,7 @@ def _hidden(heads: tuple[ReadCall, ...], number: int | None) -> Tensor | None:
     """The keys of an input's tokens that are absent, (B, M) bool; None if all are present, or the calls disagree."""
     calls = [call for call in heads if call.keys_of == number and call.kind in ("softmax", "signed")]
     calls = [call for call in calls if not call.is_cross] or calls
-    each = [hidden_RM for call in calls if (hidden_RM := call.hidden_RM) is not None]
+    each = [call.hidden_RM for call in calls if call.hidden_RM is not None]
     if not each or any(x.shape != each[0].shape or not torch.equal(x, each[0]) for x in each) or not each[0].any():
         return None
     hidden_BM = each[0]

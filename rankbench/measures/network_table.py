@@ -38,9 +38,8 @@ def in_words(read: ReadModule, half: str) -> str:
     if dead:
         parts.append(f"{_times(dead, 'attention call')} not on the way to what is measured")
     if factors := len(read.reading.factors):
-        parts.append(
-            f"{_times(factors, 'product')} that {'are' if factors > 1 else 'is'} no attention and counts as a factor"
-        )
+        how = "is no attention and counts as a factor" if factors == 1 else "are no attention and count as factors"
+        parts.append(f"{_times(factors, 'product')} that {how}")
     if read.reading.mixing:
         places = list(dict.fromkeys(map(_numbered, read.reading.mixing)))
         named = f"{', '.join(places[:3])}{' ...' if len(places) > 3 else ''}"

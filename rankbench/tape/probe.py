@@ -62,7 +62,8 @@ class Touched(Checking):
         """Where something that is no attention has carried the touch to all tokens, give the state that of the first
         pass, with a change at the one number that was touched most."""
         old = next((old for old in self.base.entered.get(run, ()) if old.is_floating_point()), None)
-        if old is None or x.dim() != 3 or x.shape != old.shape or 0 in x.stride():
+        is_one_token = self.sequence[1] > 1 and 1 in x.shape[:2]
+        if old is None or x.dim() != 3 or x.shape != old.shape or 0 in x.stride() or is_one_token:
             return
         self.entered_at = [touched_at(x, old, axis) for axis in (0, 1)]
         if not self._is_mixed(x, old):
@@ -127,10 +128,9 @@ class Touched(Checking):
                 at, at_k = touched_at(q, q0, axis), touched_at(k, k0, axis)
                 if is_partly(at, q.shape[axis]) and len(at_k) == k.shape[axis] == q.shape[axis]:
                     raise unclear_axes(product.seen.call, product.tensors)
-        one_token = all(x.shape[-2] == 1 for x in new)
         # one of the two may be tokens that no input reaches
-        are_tokens = all(not at or is_part for at, is_part in zip(touched, partly, strict=True))
-        return Verdict(Role.SCORES if one_token or are_tokens else Role.FACTOR)
+        fits = [not at or is_part or x.shape[-2] == 1 for at, is_part, x in zip(touched, partly, new, strict=True)]
+        return Verdict(Role.SCORES if all(fits) else Role.FACTOR)
 
     def _is_softmax(self, product: Product) -> bool:
         """Whether a softmax made what tags take for weights."""
@@ -181,7 +181,7 @@ class Touched(Checking):
         if not product.is_kernel and 0 not in made_p.stride():  # what is divided by its sums only afterwards
             made_p.data.copy_(old.tensors[side])  # not a new version: P may be a part of all heads' P
         leads = of_all_heads(leads, self.sequence) if p.shape[-2] == 1 else leads
-        lead = lead_of(changed, is_zero(v, v0, p), p, leads, at, of_blocks)
+        lead = lead_of(changed, is_zero(v, v0, p), p, leads, at, of_blocks, self.sequence[1])
         inputs = self.input_of(at, p.shape[-1]), self.input_of(queries or (), p.shape[-2])
         is_cross = None if in_window else reads_other_tokens(at, queries, p, inputs)
         logits = tag.logits
@@ -259,7 +259,8 @@ class Touched(Checking):
             why = "sums over what weights without scores pooled, as channels of keys or slots of experts are"
         elif kind == "exp" and bool((p0 < 0).any()):
             why = "scores times exponentials, as the decays of a scan are"
-        if not why and not is_softmax and self._queries(product, old, tag, p, side) is None:
+        is_pool = tag.form == "softmax" and p.shape[-2] == 1  # of one learned query, whose heads were mixed
+        if not (why or is_softmax or is_pool) and self._queries(product, old, tag, p, side) is None:
             why = "no product of queries and keys made its weights"
         if not why and not is_softmax and not is_sure and self.way.scale:
             why = "neither a softmax nor the touch shows that it mixes tokens"
@@ -278,7 +279,9 @@ class Touched(Checking):
         tokens if their own weights are made of them, as where learned queries read what others have read."""
         p, v = self.tag(product.tensors[side]), self.tag(product.tensors[1 - side])
         return any(
-            (v.passed & ~p.passed) >> call.number & 1 and v.depth == call.depth and size == call.num_queries
+            (v.passed & ~p.passed) >> call.number & 1
+            and v.depth == call.depth
+            and size in (call.num_queries, call.num_queries * call.lead.heads)
             for call in self.pooled
         )
 

@@ -225,15 +225,19 @@ def _check_parts_of_keys(touched: Touched) -> None:
 
 
 def _sequences(plain: Plain, spreading: Touching, results: Results, spread: Results) -> dict[int, int]:
-    """The axis of each input that counts sequences, where all states and results in which its touch is found agree."""
-    pairs = [(state.left, spreading.states[run].left) for run, state in plain.states.items() if run in spreading.states]
-    pairs += [(old, new) for (_, old), (_, new) in zip(results, spread, strict=False)]
-    found: dict[int, set[int]] = {}
-    for old, new in pairs:
+    """The axis of each input that counts sequences, where all results in which its touch is found agree; else where all
+    states do. These may be in front of attention, where a token stands alone as its sequence does."""
+    states = [
+        (state.left, spreading.states[run].left) for run, state in plain.states.items() if run in spreading.states
+    ]
+    known: dict[int, int] = {}
+    for pairs in (states, [(old, new) for (_, old), (_, new) in zip(results, spread, strict=False)]):
+        alike = [(new, old) for old, new in pairs if new.shape == old.shape]
         for number, mark in enumerate(spreading.marks):
-            if mark is not None and new.shape == old.shape and (axis := mark.sequences_in(new, old)) is not None:
-                found.setdefault(number, set()).add(axis)
-    return {number: axes.pop() for number, axes in found.items() if len(axes) == 1}
+            found = {mark.sequences_in(*each) for each in alike} - {None} if mark is not None else set()
+            if len(found) == 1 and (axis := found.pop()) is not None:
+                known[number] = axis
+    return known
 
 
 def _differ(x: Any, y: Any) -> bool:

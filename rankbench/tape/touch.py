@@ -197,10 +197,16 @@ def of_all_heads(leads: Tensor, sequence: tuple[int, int]) -> Tensor:
 
 
 def lead_of(
-    changed: Tensor, zeros: Tensor, p: Tensor, leads: Tensor, at: Sequence[int], of_blocks: Container[int] | None
+    changed: Tensor,
+    zeros: Tensor,
+    p: Tensor,
+    leads: Tensor,
+    at: Sequence[int],
+    of_blocks: Container[int] | None,
+    num_sequences: int,
 ) -> Lead:
     """The roles of the axes of P in front of its queries. zeros: where all values are zero. of_blocks: axes along which
-    queries are touched in part; None: not known."""
+    queries are touched in part; None: not known. num_sequences: of the batch."""
     shape, is_told, of_blocks = p.shape[:-2], of_blocks is not None, of_blocks or ()
     if not shape:
         return Lead(1)
@@ -229,10 +235,11 @@ def lead_of(
         one = max((of_groups(changed.any(-1)[..., index], p) for index in at), key=lambda of_key: int(of_key.sum()))
     # pruned heads, as many in every sequence, do not show the touch
     heads, rest = divmod(int((one & ~zeros).sum()) * shape[0], max(1, int((~zeros).sum())))
+    is_spread_out = len(at) > 1 and heads * num_sequences != shape[0]  # perhaps over several windows
     if heads in (1, shape[0]) and not rest:
         return Lead(heads, (0,) if heads > 1 else ())
     rows = one.nonzero()[:, 0]
-    if heads and not rest and shape[0] % heads == 0:
+    if heads and not rest and shape[0] % heads == 0 and not is_spread_out:
         for order, of_row in (("inside", rows // heads), ("outside", rows % (shape[0] // heads))):
             if (of_row == of_row[0]).all():
                 return Lead(heads, (), order)

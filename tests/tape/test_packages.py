@@ -1,22 +1,182 @@
-"""Designs of public packages that were misread or stopped with an error, written anew."""
+"""Designs of public packages that were misread or stopped with an error, written anew: windows that look back, class
+tokens whose heads are mixed, keys in chosen blocks, slots of experts, axial attention behind a convolution.
+
+Shapes: B sequence, N token, D width, H head, K head width, W window, E expert, S slot.
+"""
 
 import pytest
 import torch
+import torch.nn.functional as F
 from networks_of_others import (
+    MLP,
     Attention,
+    B,
     D,
     H,
     N,
     Sequence,
+    by_kernel,
     drawn,
+    heads_of,
+    joined,
+    random,
     states,
     written_out,
 )
+from torch import nn
 
 from rankbench.config.keys import ConfigError
 from rankbench.measures.module_reading import read_module
 from rankbench.model.modules import Example
 from rankbench.tape import record
+
+SIZE = 2  # tokens of a window
+
+
+def looking_back(q, k, v, _):
+    """Causal attention of windows to themselves and the one before, with heads in the batch. In front of the first
+    window stands one that all queries hide."""
+    q, *read_RWNK = (x.flatten(0, 1).unflatten(1, (-1, SIZE)) for x in (q, k, v))
+    before_RWNK = [F.pad(x, (0, 0, 0, 0, 1, 0), value=-1.0)[:, :-1] for x in read_RWNK]
+    k, v = (torch.cat(windows, 2) for windows in zip(before_RWNK, read_RWNK, strict=True))
+    place_WN = torch.arange(q.shape[1] * SIZE).unflatten(0, (-1, SIZE))
+    of_keys_WM = torch.cat([place_WN - SIZE, place_WN], 1)
+    hidden_WNM = (of_keys_WM[:, None] > place_WN[..., None]) | (of_keys_WM[:, None] < 0)
+    p = (q @ k.mT).masked_fill(hidden_WNM, torch.finfo(q.dtype).min).softmax(-1)
+    return (p @ v).flatten(1, 2).unflatten(0, (B, H))
+
+
+def looking_back_by_a_mask(q, k, v, _):
+    place = torch.arange(q.shape[2])
+    first = place // SIZE * SIZE - SIZE
+    hidden_NM = (place > place[:, None]) | (place < first[:, None])
+    return (q @ k.mT).masked_fill(hidden_NM, -torch.inf).softmax(-1) @ v
+
+
+def in_chosen_blocks(q, k, v, _):
+    """Each query of each head reads the two blocks of keys whose means fit it best."""
+    blocks_BHJSK = [x.unflatten(2, (-1, SIZE)) for x in (k, v)]
+    chosen_BHNJ = (q @ blocks_BHJSK[0].mean(3).mT).topk(2, -1).indices
+    each = torch.arange(B)[:, None, None, None], torch.arange(H)[:, None, None]
+    k, v = (x[(*each, chosen_BHNJ)].flatten(3, 4) for x in blocks_BHJSK)
+    return ((q[:, :, :, None] @ k.mT).softmax(-1) @ v).squeeze(3)
+
+
+def in_chosen_blocks_by_a_mask(q, k, v, _):
+    fits_BHNJ = q @ k.unflatten(2, (-1, SIZE)).mean(3).mT
+    hidden = (fits_BHNJ < fits_BHNJ.topk(2, -1).values[..., -1:]).repeat_interleave(SIZE, -1)
+    return (q @ k.mT).masked_fill(hidden, -torch.inf).softmax(-1) @ v
+
+
+WRITTEN_TWICE = {
+    "windows that look back": (looking_back, looking_back_by_a_mask),
+    "chosen blocks": (in_chosen_blocks, in_chosen_blocks_by_a_mask),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN_TWICE)
+def test_windows_and_blocks_of_keys_have_the_sums_of_a_mask(name):
+    """Nothing of a window is padding of a sequence."""
+    module, usual = (drawn(Sequence(*(Attention(mix) for _ in range(2)))) for mix in WRITTEN_TWICE[name])
+    x = random("windows", B, 2 * N, D)
+    read, same = (read_module(each, Example((x,))) for each in (module, usual))
+    assert [call.lead.heads for call in read.heads] == [call.lead.heads for call in same.heads] == [H, H]
+    assert read.mask == "" and read.reading.mixing == ()
+    got, wanted = (each.sums(each.record(each.example)).by_length_KBND for each in (read, same))
+    torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12 * wanted.abs().max().item())
+
+
+class ToBlocks(Attention):
+    """Attention to a learned token and the means of blocks, whose values passed a map of (B H, K, 1, N) before."""
+
+    def __init__(self):
+        super().__init__(self.pooled)
+        self.maps, self.learned = nn.ModuleList([nn.Conv2d(D // H, D // H, 1)]), nn.Parameter(torch.zeros(H, 1, D // H))
+
+    def pooled(self, q, k, v, _):
+        v = self.maps[0](v.flatten(0, 1).mT[:, :, None])[:, :, 0].mT.unflatten(0, (-1, H))
+        means = [x.unflatten(2, (-1, SIZE)).mean(3) for x in (k, v)]
+        k, v = (torch.cat([self.learned.expand(len(x), -1, -1, -1), x], 2) for x in means)
+        return (q @ k.mT).softmax(-1) @ v
+
+
+def test_tokens_stay_tokens_where_a_submodule_sees_them_alone():
+    read = read_module(drawn(Sequence(ToBlocks(), ToBlocks())), Example((random("blocks", 3, 8, D),)))
+    assert [call.lead.heads for call in read.heads] == [H, H]
+    assert read.axes.tokens == (1,)
+
+
+class OfAClass(nn.Module):
+    """A class token that reads itself and all tokens, with heads that are mixed before and behind the softmax."""
+
+    def __init__(self):
+        super().__init__()
+        self.of_layers = nn.ModuleList(Attention(self.mixed) for _ in range(2))
+        self.parts = nn.ModuleList(MLP() for _ in range(2))
+        self.token, self.before, self.behind = (nn.Parameter(torch.zeros(*shape)) for shape in ((D,), (H, H), (H, H)))
+
+    def mixed(self, q, k, v, _):
+        scores = torch.einsum("bhnm,hg->bgnm", q @ k.mT, self.before)
+        return torch.einsum("bhnm,hg->bgnm", scores.softmax(-1), self.behind) @ v
+
+    def forward(self, x):
+        token = self.token.expand(len(x), 1, D)
+        for attention, part in zip(self.of_layers, self.parts, strict=True):
+            token = token + attention(token, torch.cat([token, x], 1))
+            token = token + part(token)
+        return token[:, 0]
+
+
+def test_heads_of_a_class_token_count_where_they_are_mixed():
+    """Two heads each in a layer of tokens, a, and two of the class, b and c: paths b, c; ab, ac, bc; abc. The
+    learned token begins one of no head."""
+    tape = record(drawn(nn.Sequential(Sequence(Attention(written_out)), OfAClass())), states())
+    assert tape.paths().by_length == [1, 4, 12, 8]
+    assert tape.reading.mixing == ()
+
+
+class ExpertsOfSlots(nn.Module):
+    """Experts of two slots each, which read means of the tokens and whose results are mixed for each token."""
+
+    def __init__(self):
+        super().__init__()
+        self.slots, self.maps = nn.Parameter(torch.zeros(3, 2, D)), nn.Parameter(torch.zeros(3, D, D))
+
+    def forward(self, x):
+        scores_BNES = torch.einsum("bnd,esd->bnes", x, self.slots)
+        made = torch.einsum("bnd,bnes->ebsd", x, scores_BNES.softmax(1)) @ self.maps[:, None]
+        weights_BNS = scores_BNES.flatten(2).softmax(-1)
+        return torch.einsum("bsd,bns->bnd", made.transpose(0, 1).flatten(1, 2), weights_BNS)
+
+
+def test_slots_of_several_experts_are_no_tokens():
+    module = drawn(Sequence(Attention(written_out), ExpertsOfSlots(), Attention(by_kernel)))
+    reading = record(module, states()).reading
+    assert [factor.why for factor in reading.factors] == [
+        "sums over what weights without scores pooled, as channels of keys or slots of experts are"
+    ]
+    assert len(reading.calls) == 3
+
+
+class Axial(nn.Module):
+    """Attention along the rows of a grid, x (B, D, R, N), each in the batch with the heads, behind a convolution."""
+
+    def __init__(self):
+        super().__init__()
+        self.near = nn.Conv2d(D, D, 3, padding=1)
+        self.maps = nn.ModuleList(nn.Linear(D, D) for _ in range(3))
+
+    def forward(self, x):
+        rows = (x + self.near(x)).permute(0, 2, 3, 1)
+        q, k, v = (heads_of(part(rows.flatten(0, 1))).flatten(0, 1) for part in self.maps)
+        y = joined(((q @ k.mT).softmax(-1) @ v).unflatten(0, (-1, H)))
+        return x + y.unflatten(0, rows.shape[:2]).permute(0, 3, 1, 2)
+
+
+def test_rows_that_a_convolution_has_joined_are_not_taken_for_heads():
+    """The touch of one token stands in three rows, each with all heads."""
+    with pytest.raises(ConfigError, match="give the heads an axis of their own"):
+        record(drawn(Axial()), random("grid", B, D, 6, N))
 
 
 class WithALoss(Sequence):
