@@ -179,6 +179,24 @@ def test_rows_that_a_convolution_has_joined_are_not_taken_for_heads():
         record(drawn(Axial()), random("grid", B, D, 6, N))
 
 
+class ToQueries(nn.Module):
+    """Attention of queries that are given, for all sequences the same, to states."""
+
+    def __init__(self):
+        super().__init__()
+        self.before, self.attention = Sequence(Attention(written_out)), Attention(by_kernel)
+
+    def forward(self, x, queries):
+        return self.attention(queries.expand(len(x), -1, -1), self.before(x))
+
+
+def test_an_input_that_all_sequences_share_joins_none():
+    example = Example((states(),), {"queries": random("queries", 4, D)})
+    read = read_module(drawn(ToQueries()), example)
+    assert [call.lead.heads for call in read.heads] == [H, H]
+    assert read.axes.tokens == (1,)
+
+
 class WithALoss(Sequence):
     """The states, and one number for all sequences."""
 

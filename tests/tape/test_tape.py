@@ -572,6 +572,9 @@ FUNCTIONS = {
     "instance norm of a training": lambda m, x: (
         F.instance_norm(x.mT, m.narrow.bias, m.narrow.bias.exp(), use_input_stats=False).mT
     ),
+    "GRU cell": lambda m, x: torch.gru_cell(
+        m.narrow(x).flatten(0, 1), x.flatten(0, 1), *[m.narrow.weight.repeat(3, 1)] * 2, *[m.narrow.bias.repeat(3)] * 2
+    ).view_as(x),
     "softmin of a gate": lambda m, x: F.softmin(m.narrow(x), -1) * x,
     "einsum of three": lambda m, x: torch.einsum("bnd,d,de->bne", x, m.narrow.bias, m.narrow.weight),
     "tensordot": lambda m, x: torch.tensordot(x, m.narrow.weight, dims=1),

@@ -16,6 +16,7 @@ WRITTEN_OUT: dict[str, Callable[..., Tensor]] = {
     "addcdiv": lambda x, tensor1, tensor2, value=1: x + value * (tensor1 / tensor2),
     "group_norm": lambda x, num_groups, weight=None, bias=None, eps=1e-5: _in_groups(x, num_groups, weight, bias, eps),
     "instance_norm": lambda *args, **kwargs: _of_instances(*args, **kwargs),
+    "gru_cell": lambda *args: _gated(*args),
     "softmin": lambda x, dim=None, dtype=None, **_: (-x).softmax(dim, dtype=dtype),
 }
 
@@ -43,6 +44,16 @@ def _of_instances(
     if use_input_stats:
         return _in_groups(x, x.shape[1], weight, bias, eps)
     return F.batch_norm(x, running_mean, running_var, weight, bias, eps=eps)
+
+
+def _gated(
+    x: Tensor, state: Tensor, weight: Tensor, of_state: Tensor, bias: Tensor | None = None, other: Tensor | None = None
+) -> Tensor:
+    """torch's GRU cell, as gates of residual branches use it (Parisotto et al. 2020)."""
+    reset, update, new = F.linear(x, weight, bias).chunk(3, -1)
+    reset_by, update_by, new_by = F.linear(state, of_state, other).chunk(3, -1)
+    update, new = (update + update_by).sigmoid(), (new + (reset + reset_by).sigmoid() * new_by).tanh()
+    return new + update * (state - new)
 
 
 @rule(*WRITTEN_OUT)
