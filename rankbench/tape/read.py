@@ -92,7 +92,7 @@ def _touch(
     other end is touched. At last all numbers of a token are."""
 
     def touched_in(way: Way) -> tuple[Touched, Results, Results]:
-        spreading = Touching(module, submodule, way._replace(left_out=frozenset()))
+        spreading = Touching(module, submodule, way)
         spread = _results(spreading, spreading.passed(args, kwargs)) if way.scale else plain_results
         touched = Touched(module, submodule, plain, way, _sequences(plain, spreading, plain_results, spread))
         return touched, _results(touched, touched.passed(args, kwargs)), spread
@@ -314,9 +314,6 @@ def _is_apart(before: Tensor, reached: Tensor, batch: int, touched: Touched) -> 
     number, size = touched.sequence
     marks = {index: mark for index, mark in enumerate(touched.marks) if mark is not None}
     axes = {index: touched.axes_of_input(index).batch for index in marks}
-    given = tensors_in(touched.given)
-    if any(len(given[index]) != size for index in touched.way.left_out):
-        return True
     if before.shape[batch] != size or any(axis is None or marks[at].shape[axis] != size for at, axis in axes.items()):
         return True  # an input that all sequences share, say
     return not set(changed_at(reached, before, batch)) - {number}

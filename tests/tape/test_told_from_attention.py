@@ -622,7 +622,7 @@ CONDITIONS = {
 @pytest.mark.parametrize("name", CONDITIONS)
 def test_what_is_given_for_a_whole_sequence_mixes_no_tokens(name):
     build, given = CONDITIONS[name]
-    reading = record(drawn(Conditioned(build())), states(), given).reading
+    reading = read_module(drawn(Conditioned(build())), Example((states(), given))).reading
     assert reading.mixing == () and all(call.is_sure for call in reading.calls)
     assert [x.axes.tokens for x in reading.inputs] == [(1,), ()]
     assert [x.is_touched for x in reading.inputs] == [True, True]
