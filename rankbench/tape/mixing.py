@@ -7,6 +7,7 @@ from torch import Tensor
 from rankbench.tape.plain import Plain
 from rankbench.tape.probe import Touched
 from rankbench.tape.reading import Axes, ReadCall
+from rankbench.tape.tags import Visit
 from rankbench.tape.touch import LEAK, changed_at, is_partly, is_spread, touched_at
 
 
@@ -69,11 +70,29 @@ def mixing(plain: Plain, touched: Touched) -> tuple[str, ...]:
     found += [call.call.module or "the module itself" for call in touched.calls if _widens(plain, touched, call)]
     found += [call.module or "the module itself" for call in sorted(touched.chosen)]
     # in front of a submodule with attention; one token is not mixed
-    begun = [run.name for run in touched.begun_anew if all(1 not in x.shape[:2] for x in plain.entered[run])]
+    begun = [run for run in touched.begun_anew if all(1 not in x.shape[:2] for x in plain.entered[run])]
+    around = [_around(run, plain) for run in begun]
+    found += [other.name for other in around if other is not None and _enters_at_some(other, plain, touched)]
     if begun and not found:
-        found.append(begun[0].rpartition(".")[0] or "the module itself")
+        found.append("the module itself" if around[0] is None else around[0].name)
     names = dict.fromkeys(found)
     return tuple(name for name in names if not any(inner.startswith(f"{name}.") for inner in names))
+
+
+def _around(run: Visit, plain: Plain) -> Visit | None:
+    """The run of the submodule that holds this one; None in the module itself."""
+    name = run.name
+    while name := name.rpartition(".")[0]:
+        if found := [other for other in plain.entered if other.name == name]:
+            return found[min(run.time, len(found) - 1)]
+    return None
+
+
+def _enters_at_some(run: Visit, plain: Plain, touched: Touched) -> bool:
+    """Whether the touch enters a submodule, and at some tokens alone: what mixes them all is inside."""
+    pairs = zip(touched.entered.get(run, ()), plain.entered[run], strict=False)
+    states = [(new, old) for new, old in pairs if old.is_floating_point() and not new.equal(old)]
+    return bool(states) and not any(is_spread(new, old) for new, old in states)
 
 
 def _widens(plain: Plain, touched: Touched, call: ReadCall) -> bool:
