@@ -102,8 +102,8 @@ def refuse_unseen(call: object, given: list[Tensor]) -> None:
     """ConfigError for a call that runs within torch.func, torch.autocast or torch.inference_mode."""
     if any(torch._C._functorch.is_functorch_wrapped_tensor(x) for x in given):
         raise ConfigError(
-            f"{call}: runs within torch.func (vmap, grad) or flex_attention, unseen by the tape; write it without, for all "
-            "sequences at once"
+            f"{call}: runs within torch.func (vmap, grad) or flex_attention, unseen by the tape; write it without, for "
+            "all sequences at once"
         )
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
         raise ConfigError(f"{call}: runs within torch.autocast, whose casts the tape does not see; run it without")
