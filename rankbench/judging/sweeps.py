@@ -12,6 +12,8 @@ from rankbench.judging.claim import AtMost, Control, NotMeasurable, Threshold
 
 # Kendall's correlation from which a sweep counts as a trend: at least three pairs in four are in the claimed order.
 MOSTLY = 0.5
+# Two values have one pair, and by chance it is in the claimed order in all of three seeds once in eight tables.
+FEWEST_VALUES = 3
 # The measures of trends are logarithms to base 10. A change of less than a tenth of the number counts as none.
 TENTH_MORE = math.log10(1.1)
 
@@ -20,7 +22,8 @@ def rows_by_value(rows: pd.DataFrame, key: str, fewest: int = 1) -> dict[Any, pd
     """Rows of each value of a swept key, in increasing order; words in alphabetical order. fewest: values that the
     sweep must have."""
     if key not in rows or rows[key].nunique() < fewest:
-        raise NotMeasurable(f"this needs a sweep over {key}")
+        of_values = f" of {fewest} values or more" if fewest > 1 else ""
+        raise NotMeasurable(f"this needs a sweep over {key}{of_values}")
     try:
         values = rows[key].astype(float)
     except ValueError:
@@ -44,7 +47,9 @@ def log10_of(number: float) -> float:
 
 def rank_correlation(numbers: Sequence[float], smallest_change: float = 0.0) -> float:
     """Kendall's rank correlation of the numbers with their order: 1 if they always grow, -1 if they always fall. Pairs
-    that differ by no more than the smallest change count as neither."""
+    that differ by no more than the smallest change count as neither. nan if one of the numbers is nan."""
+    if any(map(math.isnan, numbers)):
+        return math.nan
     changes = [later - earlier for earlier, later in combinations(numbers, 2)]
     return sum(math.copysign(1.0, change) for change in changes if abs(change) > smallest_change) / len(changes)
 
@@ -54,7 +59,8 @@ def trend(rows: pd.DataFrame, key: str, measure: Callable[[pd.DataFrame], float]
 
     One number may be hidden by rounding: it can be ranked if its bound is below all others.
     """
-    numbers = {value: measure(of_value) for value, of_value in rows_by_value(rows, key, fewest=2).items()}
+    by_value = rows_by_value(rows, key, fewest=FEWEST_VALUES)
+    numbers = {value: measure(of_value) for value, of_value in by_value.items()}
     hidden = [number for number in numbers.values() if isinstance(number, AtMost)]
     seen = [number for number in numbers.values() if not isinstance(number, AtMost)]
     if len(hidden) > 1 or (hidden and hidden[0] >= min(seen)):

@@ -71,10 +71,18 @@ def test_of_what_rounding_hides_one_number_can_be_ranked():
             trend(rows.assign(hidden=rows[KEY].isin(hidden)), KEY, value)
 
 
-def test_a_trend_needs_a_sweep():
-    for rows in (of_seed(swept({"1": 0.1})), of_seed(swept({"1": 0.1})).drop(columns=KEY)):
-        with pytest.raises(NotMeasurable, match="this needs a sweep over model"):
+def test_a_trend_needs_three_values():
+    """Of two, chance puts all of three seeds in the claimed order once in eight tables."""
+    two = of_seed(swept({"1": 0.1, "2": 0.9}))
+    for rows in (two, of_seed(swept({"1": 0.1})), of_seed(swept({"1": 0.1})).drop(columns=KEY)):
+        with pytest.raises(NotMeasurable, match=r"this needs a sweep over model\.knob of 3 values or more"):
             trend(rows, KEY, value)
+
+
+def test_a_value_without_a_number_leaves_no_trend():
+    """With five values, the four others would be six pairs of ten in the claimed order."""
+    rows = of_seed(swept({"1": 0.1, "2": 0.5, "4": 0.7, "8": 0.9, "16": math.nan}))
+    assert math.isnan(trend(rows, KEY, value))
 
 
 @pytest.mark.parametrize(("end", "at_this_end", "at_other_end"), [(0, 3.0, 1.0), (-1, 1.0, 3.0)])

@@ -160,7 +160,7 @@ TABLES = {
     "knob_temperature": (
         followed(HEAT, {0.03: 0.02, 0.1: 0.01, 1: 1e-3}),
         -1.0,
-        [followed(HEAT, {0.03: 1e-3, 1: 0.2})],
+        [followed(HEAT, {0.03: 1e-3, 0.1: 0.01, 1: 0.2})],
     ),
     "knob_temperature_enough": (followed(HEAT, {0.03: 0.3, 0.1: 0.01, 1: 1e-3}), 0.3 * MEAN, []),
     "knob_mean_removal": (measured(UNIFORM, {0: 1e-3, -1: 0.7}), 0.7 * MEAN, [measured(UNIFORM, {0: 1e-3, -1: 0.05})]),
@@ -212,7 +212,11 @@ TABLES = {
         -1.0,
         [by_length(VALUE, {0: 0.4, 0.5: 0.9, 1: 2.0})],
     ),
-    "paths_embedding_skip": (by_length(EMBEDDING, {0: 2.0, 1: 0.4}), -1.0, [by_length(EMBEDDING, {0: 0.4, 1: 2.0})]),
+    "paths_embedding_skip": (
+        by_length(EMBEDDING, {0: 2.0, 0.3: 0.9, 1: 0.4}),
+        -1.0,
+        [by_length(EMBEDDING, {0: 0.4, 0.3: 0.9, 1: 2.0})],
+    ),
     "paths_norm_place": (
         by_length(NORM, {"post": 1.0, "pre": 0.5, "peri": 2.0}),
         4.0,
@@ -329,7 +333,7 @@ def test_skips_between_networks_that_collapse_far_below_rounding(fresh_subject):
 
 def test_mixes_that_rounding_hides_are_not_compared(fresh_subject):
     plain = {"skip": False, "norm": "none", "init": "glorot"}
-    table = sweep(fresh_subject, "residual", MIX, (1.0, 2.0), mix_identity=0.0, **plain)
+    table = sweep(fresh_subject, "residual", MIX, (1.0, 1.5, 2.0), mix_identity=0.0, **plain)
     last = table[(table.layer == 12) & (table.sublayer == "attention")]
     assert (last.below_floor > 0).all()
     (verdict,) = judge("knob_identity_mix", table, MIX)

@@ -15,7 +15,7 @@ import pandas as pd
 
 from rankbench.judging.claim import STILL_FALLS, Claim, Control, NotMeasurable, Threshold, above, below, within
 from rankbench.judging.published import published
-from rankbench.judging.sweeps import MOSTLY, rank_correlation, with_exchanged
+from rankbench.judging.sweeps import FEWEST_VALUES, MOSTLY, rank_correlation, with_exchanged
 from rankbench.runs.tables import fall_in_last_quarter
 
 DOT, L2, TIED = "causal", "causal_l2", "causal_l2_tied"
@@ -77,8 +77,8 @@ def _best_over_lstm(rows: pd.DataFrame) -> float:
 
 def _trend_with_depth(rows: pd.DataFrame) -> float:
     by_layers = _by_layers(rows, CONTRACTIVE, "test_loss")
-    if len(by_layers) < 2:
-        raise NotMeasurable(f"{CONTRACTIVE} has one number of layers")
+    if len(by_layers) < FEWEST_VALUES:
+        raise NotMeasurable(f"{CONTRACTIVE} has fewer than {FEWEST_VALUES} numbers of layers")
     return rank_correlation(list(by_layers), LITTLE)
 
 
