@@ -8,7 +8,7 @@ from functools import partial
 
 import pandas as pd
 
-from rankbench.judging.claim import Claim, Control, below, has_row, of_any_weights
+from rankbench.judging.claim import Claim, Control, NotMeasurable, below, has_row, of_any_weights
 
 FORM = "closed form"
 
@@ -18,9 +18,15 @@ def _deviation(rows: pd.DataFrame, law: str, relative: bool) -> float:
     claimed = rows[(rows.law == law) & (rows.setup == "claimed")]
     forms = claimed[claimed.curve == FORM].set_index(["parameter", "x"]).value
     measured = claimed[claimed.curve != FORM].set_index(["parameter", "x"]).value
+    # a limit that is drawn beside the curves is not measured at all
+    unmeasured = forms.index.difference(measured.index)
+    unmeasured = unmeasured[unmeasured.isin(measured.index.unique("parameter"), level="parameter")]
+    if len(unmeasured):
+        parameter, x = unmeasured[0]
+        raise NotMeasurable(f"{parameter} is not measured at {x:g}, where the law has a number")
     forms = forms.reindex(measured.index)
     off = (measured - forms).abs()
-    return (off / forms.abs() if relative else off).max()
+    return (off / forms.abs() if relative else off).max(skipna=False)
 
 
 def _measured_in_control(rows: pd.DataFrame) -> pd.DataFrame:

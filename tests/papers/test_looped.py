@@ -108,3 +108,16 @@ def test_claims_hold_and_fail(name, other):
     for outcome, (claimed, control) in cases.items():
         table = of_law(name, [(CLAIMED, "network", claimed), (CONTROL, "network", control)])
         assert verdict(f"law_{name}", table)["outcome"] == outcome
+
+
+def test_a_point_that_is_not_measured_is_not_passed_over():
+    """The largest distance would else be that of the other points."""
+    table = of_law("looped_end", [(CLAIMED, "network", near), (CONTROL, "network", moving)])
+    point = (table.curve == "network") & (table.setup == CLAIMED) & (table.x == 90)
+    hidden = verdict("law_looped_end", table.assign(value=table.value.mask(point)))
+    assert (hidden["outcome"], hidden["reason"]) == ("undecided", "not measurable in every seed")
+    missing = verdict("law_looped_end", table[~point])
+    assert missing["outcome"] == "undecided" and "is not measured at 90, where" in missing["reason"]
+    # a curve that is drawn beside the measured ones is no gap
+    beside = table[(table.curve == "closed form") & (table.parameter == "a = 1")].assign(parameter="the limit")
+    assert verdict("law_looped_end", pd.concat([table, beside]))["outcome"] == "held"
