@@ -244,7 +244,7 @@ def _judge_bounds(claim: Claim, rows: pd.DataFrame, values: list[float]) -> Judg
     judged = Judgement(UNDECIDED, highest, is_bound=True, num_repeats=len(values))
     if reason := _why_not_decidable(claim, rows, len(values)):
         return judged._replace(reason=reason)
-    if highest < claim.claimed.at:
+    if claim.claimed.side and highest < claim.claimed.at:
         return judged._replace(outcome=FAILED if claim.claimed.side > 0 else HELD)
     return judged._replace(reason="rounding hides the number")
 

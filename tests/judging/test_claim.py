@@ -288,6 +288,14 @@ def test_a_number_that_rounding_hides_decides_only_from_below_the_line(changed, 
         assert "measured at most" in verdict_line(verdict)
 
 
+def test_a_bound_from_above_does_not_show_that_a_number_is_within_two_lines(changed):
+    """It may be far below the lower one."""
+    other = Control("all off by 9", lambda rows: rows.assign(value=9.0))
+    changed(measure=lambda rows: AtMost(rows.value.iloc[0]), claimed=within(0.5), control=other)
+    (verdict,) = judge("above", valued([0.1, 0.2, 0.3]))
+    assert (verdict["outcome"], verdict["reason"]) == ("undecided", "rounding hides the number")
+
+
 def test_the_worst_seed_decides_on_an_exact_number(changed):
     changed(exact=True)
     above, below = (judge(name, valued([2.0, 0.9, 1.8]))[0] for name in ("above", "below"))
