@@ -6,6 +6,7 @@ The claims that a table in another test module refutes by its plain number are n
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 from test_dong import ACCURACY, by_length, collapse, mlp_gains, windows
 from test_kim_attention import of_ascent, of_entries, of_training
@@ -25,6 +26,8 @@ def flat(low=0.5, high=0.51):
     return dict(zip((0.1, 0.5, 1, 2), np.linspace(low, high, 4), strict=True))
 
 
+TWO_DEPTHS = losses(1, causal=1.0, causal_l2=0.99) | losses(2, causal=1.0, causal_l2=0.99)
+
 # name: (what the table shows, in the claim's words; the table)
 HOSTILE = [
     ("kim_fig10_l2_keeps_range", "a ten-thousandth of the range is not about the range", of_entries("l2", 1e-4)),
@@ -35,6 +38,21 @@ HOSTILE = [
         "kim_l2_loses_little",
         "a loss of .3 nats with two layers is not made good by a gain with one",
         curves(losses(1, causal=1.0, causal_l2=0.7) | losses(2, causal=1.0, causal_l2=1.3)),
+    ),
+    (
+        "kim_l2_loses_little",
+        "with two layers it has no loss to compare",
+        curves(TWO_DEPTHS | losses(2, causal_l2=math.nan)),
+    ),
+    (
+        "kim_lstm",
+        "about one nat is reached with another width than the paper's",
+        pd.concat([curves(losses(lstm=1.0), width=64), curves(losses(2, lstm=1.3))]),
+    ),
+    (
+        "kim_contraction_gains_from_depth",
+        "with the most layers there is no loss any more",
+        curves({("causal_contractive_l2", n): 1.5 - 0.1 * n if n < 5 else math.nan for n in range(1, 6)}),
     ),
     (
         "kim_tying_loses",

@@ -35,13 +35,14 @@ ABOUT = 0.05  # nats to either side of the LSTM's "around 1.0", half of its last
 
 def _by_layers(rows: pd.DataFrame, variant: str, value: str, fewest: int = 1, most: float = np.inf) -> pd.Series:
     chosen = rows[(rows.variant == variant) & rows.layers.between(fewest, most)]
-    return chosen.groupby("layers")[value].mean()
+    return chosen.groupby("layers")[value].mean(skipna=False)
 
 
 def _gaps(rows: pd.DataFrame, variant: str, base: str, fewest: int = 1, most: float = MOST) -> pd.Series:
     """Test loss of a variant less that of another, by the number of layers that both have."""
-    losses = [_by_layers(rows, name, "test_loss", fewest, most) for name in (variant, base)]
-    gaps = (losses[0] - losses[1]).dropna()
+    losses = (_by_layers(rows, name, "test_loss", fewest, most).rename(name) for name in (variant, base))
+    of_both = pd.concat(losses, axis=1, join="inner")
+    gaps = of_both[variant] - of_both[base]
     if gaps.empty:
         layers = f"{fewest} to {most:g}" if np.isfinite(most) else f"at least {fewest}"
         raise NotMeasurable(f"no number of layers ({layers}) at which there are both {variant} and {base}")
@@ -52,6 +53,8 @@ def _gap(rows: pd.DataFrame, variant: str, base: str, side: int, fewest: int = 1
     """Test loss of a variant less that of another, at the number of layers that speaks most against the claim: the
     smallest gap if it is said to be large (side=+1), the largest if small (-1), or the largest to either side (0)."""
     gaps = _gaps(rows, variant, base, fewest, most)
+    if gaps.isna().any():
+        return np.nan
     return gaps.min() if side > 0 else gaps.max() if side < 0 else gaps[gaps.abs().idxmax()]
 
 
@@ -68,11 +71,11 @@ def _slower(rows: pd.DataFrame, variant: str) -> float:
 
 
 def _best_lstm(rows: pd.DataFrame) -> float:
-    return _by_layers(rows, LSTM, "test_loss", most=MOST).min()
+    return _by_layers(rows, LSTM, "test_loss", most=MOST).min(skipna=False)
 
 
 def _best_over_lstm(rows: pd.DataFrame) -> float:
-    return _by_layers(rows, DOT, "test_loss", *SATURATING).min() - _best_lstm(rows)
+    return _by_layers(rows, DOT, "test_loss", *SATURATING).min(skipna=False) - _best_lstm(rows)
 
 
 def _trend_with_depth(rows: pd.DataFrame) -> float:
@@ -87,14 +90,14 @@ def _trend_with_depth(rows: pd.DataFrame) -> float:
 
 def _printed(rows: pd.DataFrame, figure: str = "kim_table2", value: str = "test_loss") -> pd.DataFrame:
     """The paper's numbers in the format of the analysis' table, for the variants and numbers of layers of `rows`. A
-    published number without a number of layers applies to all of them."""
+    published number without a number of layers applies to all of them. All are of the paper's width."""
     table = published(figure)
     by_layers = table.dropna(subset="x").set_index(["series", "x"]).value
     of_variant = table[table.x.isna()].set_index("series").value
     cells = rows[["variant", "layers"]].drop_duplicates()
     pairs = cells.itertuples(index=False, name=None)
     numbers = [by_layers.get(pair, of_variant.get(pair[0], np.nan)) for pair in pairs]
-    return cells.assign(**{value: numbers}).dropna()
+    return cells.assign(**{value: numbers}).dropna().assign(width=WIDTH)
 
 
 # When language models count as trained
@@ -297,7 +300,7 @@ CHAR_LM: dict[str, Claim] = {
         statement="The best LSTM of the paper's width, 512, reaches about one nat (per symbol, less 1; threshold: "
         "ours, .05 to either side).",
         source="Kim et al. 2021, sec. 5.3 and Fig. 4",
-        measure=lambda rows: _best_lstm(rows) - 1,
+        measure=lambda rows: _best_lstm(rows[rows.width >= WIDTH]) - 1,
         claimed=within(ABOUT),
         applies=lambda rows: "width" in rows and bool(((rows.variant == LSTM) & (rows.width >= WIDTH)).any()),
         why_untrained=partial(_untrained, variants=(LSTM,)),
