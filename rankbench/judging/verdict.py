@@ -61,7 +61,7 @@ def judge(name: str, table: pd.DataFrame, facet: Facet = None) -> list[dict]:
     if "view" in table:  # claims about residuals are about all tokens
         table = table[table.view == "all"]
     verdicts = [
-        _verdict(name, claim, rows, where, _controlled(claim, rows))
+        _verdict(name, claim, rows, where, _controlled(claim, rows, _keys(facet)))
         for where, rows in _settings(claim, table, facet)
         if claim.applies(rows)
     ]
@@ -69,14 +69,17 @@ def judge(name: str, table: pd.DataFrame, facet: Facet = None) -> list[dict]:
 
 
 def _settings(claim: Claim, table: pd.DataFrame, facet: Facet) -> Iterator[tuple[str, pd.DataFrame]]:
-    swept_keys = [facet] if isinstance(facet, str) else [*(facet or ())]
-    axes = [*(key for key in swept_keys if not claim.across and key != claim.along), *claim.by]
+    axes = [*(key for key in _keys(facet) if not claim.across and key != claim.along), *claim.by]
     if not axes:
         yield "", table
         return
     for values, rows in table.groupby(axes, sort=False, dropna=False):
         known = [(axis, value) for axis, value in zip(axes, values, strict=True) if not pd.isna(value)]
         yield ", ".join(f"{axis}={_setting_text(value)}" for axis, value in known), rows
+
+
+def _keys(facet: Facet) -> list[str]:
+    return [facet] if isinstance(facet, str) else [*(facet or ())]
 
 
 def _setting_text(value: object) -> str:
@@ -149,11 +152,13 @@ def _refuted_by(claim: Claim) -> str:
     return f"one seed {where}" if claim.exact else f"a 95 % interval {where}"
 
 
-def _controlled(claim: Claim, rows: pd.DataFrame) -> Judgement:
+def _controlled(claim: Claim, rows: pd.DataFrame, swept_keys: list[str]) -> Judgement:
     """Judge the rows, and the negative control where the claim is held.
 
     "held" becomes undecided if the control does not fail; "failed" does if the claim only says that an example exists.
     """
+    if reason := _why_not_comparable(claim, rows, swept_keys):
+        return Judgement(UNDECIDED, reason=reason)
     judged = _judgement(claim, rows)
     if claim.floor in rows and (num_rounding := int((rows[claim.floor] > 0).sum())):
         note = f"{num_rounding} of {len(rows)} rows are at the floor of rounding ({claim.floor})"
@@ -167,6 +172,22 @@ def _controlled(claim: Claim, rows: pd.DataFrame) -> Judgement:
         return judged
     reason = f"its control did not fail ({control.outcome}): {claim.control.statement}"
     return judged._replace(outcome=UNDECIDED, reason=reason)
+
+
+def _why_not_comparable(claim: Claim, rows: pd.DataFrame, swept_keys: list[str]) -> str:
+    """Say how many seeds lack a network that the claim compares; empty if none does.
+
+    A seed that diverges has no rows, and the others would be judged as if it had not been trained.
+    """
+    swept = {*swept_keys, claim.along} & {*rows} - {"seed"}
+    keys = [key for key in swept if claim.across or key == claim.along]
+    if not keys or claim.repeats != "seed":
+        return ""
+    by_seed = rows.drop_duplicates(["seed", *keys]).groupby("seed").size()
+    lacking = int((by_seed < len(rows.drop_duplicates(keys))).sum())
+    if not lacking:
+        return ""
+    return f"{lacking} of {len(by_seed)} seeds lack a network of the sweep: it diverged or is missing"
 
 
 def _judgement(claim: Claim, rows: pd.DataFrame) -> Judgement:

@@ -180,6 +180,26 @@ def test_a_table_that_refutes_a_claim_in_words_is_not_held(name, words, table):
     assert not outcomes & {"held", "passed"} and any(judge(name, table)), outcomes
 
 
+DEEP = {(name, n): loss for name, loss in (("causal", 3.0), ("causal_l2_tied", 1.0)) for n in (12, 14)}
+
+
+@pytest.mark.parametrize(
+    ("name", "table", "keys", "diverged"),
+    [
+        ("kim_l2_loses_little", curves(TWO_DEPTHS), ["variant", "layers"], ("causal_l2", 2)),
+        ("kim_dot_fails_deep", curves(DEEP), ["variant", "layers"], ("causal_l2_tied", 14)),
+        ("knob_lambda_skip_enough", followed(SKIP, {0: 1e-9, 1: 0.2, 2: 0.3}), [SKIP], ("2",)),
+        ("knob_lambda_skip", followed(SKIP, flat(0.2, 0.5) | {4: 0.1}), [SKIP], ("4",)),
+    ],
+)
+def test_a_network_that_diverged_with_one_seed_is_not_judged_by_the_other_seeds(name, table, keys, diverged):
+    """Its claim is held if that seed is passed over."""
+    is_lost = (table[keys] == list(diverged)).all(axis=1) & (table.seed == 1)
+    (verdict,) = judge(name, table[~is_lost], keys)
+    assert verdict["outcome"] == "undecided"
+    assert f"1 of {table.seed.nunique()} seeds lack a network of the sweep" in verdict["reason"]
+
+
 def test_the_number_of_paths_that_are_read_out_together_decides_by_itself():
     """5 paths at .48, 20 at .599 and all of them at .671, of a threshold of .6."""
     table = by_length(ACCURACY | {1: 0.598}, whole_sums=0.671)
