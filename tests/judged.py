@@ -13,6 +13,8 @@ def assert_holds_and_fails(name, table, refuting=(), measured=None, rel=1e-9):
     """The claim holds on the table, with this number, and fails on each table that refutes it. `judge` lets none hold
     that does not fail in its control. That there is one of something is refuted by no table."""
     assert refuting or CLAIMS[name].exists
+    if "sublayer" not in table:  # sub-layers of a layer are in the rows' order
+        assert outcomes(name, table[::-1]) == outcomes(name, table), "the order of the rows decides"
     right, wrong = ("passed", "broken") if CLAIMS[name].is_check else ("held", "failed")
     for verdict in judge(name, table, CLAIMS[name].along):
         assert verdict["outcome"] == right, verdict["reason"]

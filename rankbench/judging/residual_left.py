@@ -10,7 +10,7 @@ from functools import partial
 
 import pandas as pd
 
-from rankbench.judging.claim import AtMost, Claim, NotMeasurable, above, of_any_weights
+from rankbench.judging.claim import AtMost, Claim, NotMeasurable, above, looked_up, of_any_weights
 from rankbench.judging.sweeps import at_one_end, in_order, log10_of
 from rankbench.runs.tables import last_of_layer
 
@@ -43,6 +43,12 @@ def of_variant(rows: pd.DataFrame, variant: str) -> pd.DataFrame:
     if by_layer.empty:
         raise NotMeasurable(f"the table has no variant {variant}")
     return by_layer
+
+
+def of_embedding(rows: pd.DataFrame, column: str) -> pd.Series:
+    """Each row's number of the embedding that belongs to it, for controls."""
+    keys = ["seed", *rows.columns.intersection(["weights", "variant", "bound"])]
+    return looked_up(rows, rows[rows.layer == 0].groupby(keys)[column].first())
 
 
 def layers_ahead(first: float, second: float) -> float:

@@ -17,6 +17,7 @@ from rankbench.judging.residual_left import (
     log10_kept,
     log10_left,
     of_collapse,
+    of_embedding,
     of_variant,
     share,
 )
@@ -139,8 +140,7 @@ def ahead(column: str, value: str, of: str) -> Control:
 
     def falsify(rows: pd.DataFrame) -> pd.DataFrame:
         base = rows[rows[column] == of]
-        by_layer = base.groupby(["seed", "weights", "variant"]).log10_relative_residual
-        logs = base.log10_relative_residual - by_layer.transform("first")
+        logs = base.log10_relative_residual - of_embedding(base, "log10_relative_residual")
         slower, faster = (base.assign(log10_relative_residual=times * logs) for times in (1, 3.3))
         return pd.concat([slower, faster.assign(**{column: value})])
 
@@ -323,9 +323,7 @@ COLLAPSE: dict[str, Claim] = {
         control=Control.beyond(
             ".0011 of the residual left in every layer",
             of="layer > 0",
-            log10_measured=lambda rows: (
-                rows.groupby(["seed", "bound"]).log10_measured.transform("first") + math.log10(JUST_ABOVE * VANISHED)
-            ),
+            log10_measured=lambda rows: of_embedding(rows, "log10_measured") + math.log10(JUST_ABOVE * VANISHED),
         ),
     ),
     "dong_claim31": Claim(

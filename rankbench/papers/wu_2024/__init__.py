@@ -26,7 +26,7 @@ import torch
 
 from rankbench.judging.claim import Claim, Control, below
 from rankbench.judging.of_laws import agrees
-from rankbench.judging.residual_left import check_no_overflow, log10_left, of_collapse, of_variant, share
+from rankbench.judging.residual_left import check_no_overflow, log10_left, of_collapse, of_embedding, of_variant, share
 from rankbench.judging.sweeps import in_order
 from rankbench.measures.law import CLAIMED, CONTROL, Law, Measured, Predicted
 from rankbench.model.bare import UNIFORM, drawn_network, with_identity_values
@@ -113,10 +113,7 @@ CLAIMS: dict[str, Claim] = {
         since="2026-11-26",
         control=Control.beyond(
             "a relative residual that grows by .001 decades in every layer",
-            log10_relative_residual=lambda rows: (
-                rows.groupby(["seed", "weights", "variant"]).log10_relative_residual.transform("first")
-                + 0.001 * rows.layer
-            ),
+            log10_relative_residual=lambda rows: of_embedding(rows, "log10_relative_residual") + 0.001 * rows.layer,
         ),
     ),
     "wu_windows_slow_the_collapse": of_collapse(
