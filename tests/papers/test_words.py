@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
+from test_amsel import of_networks
 from test_dong import ACCURACY, by_length, collapse, mlp_gains, windows
 from test_kim_attention import of_ascent, of_entries, of_training
 from test_kim_char_lm import curves, losses
@@ -116,6 +117,11 @@ HOSTILE = [
     ),
     ("kim_fig8_diverges", "L2 attention, which has a bound, grows as well", of_ascent(l2=lambda step: 2 * step**2)),
     ("kim_bound_grows", "a hundredth more after all steps is no growth", of_training(1.01)),
+    (
+        "amsel_full_rank_soft",
+        "with 64 points the head errs .045, with 16 it errs .01",
+        of_networks({(1, 8, 16): 0.01, (1, 8, 64): 0.045}),
+    ),
     ("dong_thm_rate_cubic", "one cube, behind layers that hardly collapse", collapse(exponents=((1.05, 1.05, 3), 3))),
     ("dong_thm_rate_mlp_cubic", "the same with MLPs", collapse(exponents=(3, (1.05, 1.05, 3)))),
     (

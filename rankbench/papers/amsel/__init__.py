@@ -46,7 +46,11 @@ def _smallest(errors: pd.DataFrame, of: str) -> float:
 
 
 def _full_rank(rows: pd.DataFrame, evaluation: str) -> float:
-    return _smallest(_full(trained_errors(rows, evaluation)), "one head of full rank")
+    """Error of one full-rank head, at the number of points where it is largest."""
+    by_points = _full(trained_errors(rows, evaluation)).groupby("examples", dropna=False).error.min()
+    if by_points.empty:
+        raise NotMeasurable("no trained network with one head of full rank")
+    return by_points.max()
 
 
 def _least_fall_with_rank(rows: pd.DataFrame) -> float:
