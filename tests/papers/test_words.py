@@ -12,7 +12,7 @@ from test_amsel import of_networks
 from test_dong import ACCURACY, by_length, collapse, mlp_gains, windows
 from test_kim_attention import of_ascent, of_entries, of_training
 from test_kim_char_lm import curves, losses
-from test_knob_claims import HEAT, MIX, SKIP, VALUE, followed, measured
+from test_knob_claims import GROUPS, HEAT, MIX, SKIP, VALUE, followed, measured
 from test_knob_claims import by_length as by_mean_length
 from test_remarks import by_layer as by_logs
 from test_remarks import circle
@@ -220,6 +220,14 @@ def test_the_number_of_paths_that_are_read_out_together_decides_by_itself():
             ("selection=sampled, subset_size=20", "undecided"),
         )
     }
+
+
+def test_one_value_has_no_two_ends():
+    (verdict,) = judge("knob_kv_groups", followed(GROUPS, {8: 1e-100}), GROUPS)
+    assert (
+        verdict["outcome"] == "undecided"
+        and verdict["reason"] == f"this needs a sweep over {GROUPS} of 2 values or more"
+    )
 
 
 def test_a_table_without_the_share_of_sequences_is_not_judged():

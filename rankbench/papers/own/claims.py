@@ -35,7 +35,7 @@ def _bound_is_free(rows: pd.DataFrame) -> bool:
 
 
 def _layers_between_ends(rows: pd.DataFrame, key: str) -> float:
-    smallest, *_, largest = rows_by_value(rows, key).values()
+    smallest, *_, largest = rows_by_value(rows, key, fewest=2).values()
     return layers_ahead(log10_left(smallest, "full"), log10_left(largest, "full"))
 
 
