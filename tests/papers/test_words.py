@@ -9,10 +9,11 @@ import numpy as np
 import pandas as pd
 import pytest
 from test_amsel import of_networks
-from test_dong import ACCURACY, by_length, collapse, mlp_gains, windows
-from test_kim_attention import of_ascent, of_entries, of_training
+from test_balls import table as balls
+from test_dong import ACCURACY, by_length, collapse, mlp_gains, rollout, windows
+from test_kim_attention import inverted, of_ascent, of_entries, of_head, of_training
 from test_kim_char_lm import curves, losses
-from test_knob_claims import GROUPS, HEAT, MIX, SKIP, VALUE, followed, measured
+from test_knob_claims import GROUPS, HEAT, MIX, SKIP, VALUE, followed, measured, of_sigma, of_skips
 from test_knob_claims import by_length as by_mean_length
 from test_remarks import by_layer as by_logs
 from test_remarks import circle
@@ -27,6 +28,7 @@ def flat(low=0.5, high=0.51):
     return dict(zip((0.1, 0.5, 1, 2), np.linspace(low, high, 4), strict=True))
 
 
+MIDDLE = "step == 10 and model == 'transformer'"
 TWO_DEPTHS = losses(1, causal=1.0, causal_l2=0.99) | losses(2, causal=1.0, causal_l2=0.99)
 
 # name: (what the table shows, in the claim's words; the table)
@@ -117,6 +119,46 @@ HOSTILE = [
     ),
     ("kim_fig8_diverges", "L2 attention, which has a bound, grows as well", of_ascent(l2=lambda step: 2 * step**2)),
     ("kim_bound_grows", "a hundredth more after all steps is no growth", of_training(1.01)),
+    (
+        "kim_fig3_contractive_inverted",
+        "the iteration overflows from the third step on",
+        inverted("contractive_l2").assign(
+            error=lambda rows: rows.error.mask(rows.iteration > 2),
+            relative_error=lambda rows: rows.relative_error.mask(rows.iteration > 2),
+        ),
+    ),
+    (
+        "kim_bound_holds",
+        "half of the Jacobian norms are not numbers",
+        of_head().assign(value=lambda rows: rows.value.mask((rows.kind == "lower_bound") & (rows.tokens < 50))),
+    ),
+    (
+        "ball_without_norms",
+        "on the largest ball there is no bound",
+        balls(none=(1.0, 1.5, math.nan), pre=(1.0, 1.5, 21.0)),
+    ),
+    (
+        "dong_fig3_prevented",
+        "the networks diverged: their error of one step is not a number",
+        rollout((0,) * 10, skip=1, error=math.nan),
+    ),
+    (
+        "dong_thm_rate_few_layers",
+        "the residual of the embedding is not a number",
+        collapse({"attention_only_no_norm": -9.0}).assign(
+            log10_residual=lambda rows: rows.log10_residual.mask(rows.layer == 0)
+        ),
+    ),
+    (
+        "knob_dynamics",
+        "in the middle of training the tokens are no numbers any more",
+        of_skips().assign(relative_residual=lambda rows: rows.relative_residual.mask(rows.eval(MIDDLE))),
+    ),
+    (
+        "knob_sigma_reparam",
+        "the layer that loses most has an entropy that is not a number",
+        of_sigma(with_sigma=math.nan),
+    ),
     (
         "amsel_full_rank_soft",
         "with 64 points the head errs .045, with 16 it errs .01",
@@ -228,6 +270,12 @@ def test_one_value_has_no_two_ends():
         verdict["outcome"] == "undecided"
         and verdict["reason"] == f"this needs a sweep over {GROUPS} of 2 values or more"
     )
+
+
+def test_layers_that_a_table_has_twice_count_once():
+    table = collapse({"attention_only_no_norm": -9.0})
+    (once,), (twice,) = (judge("dong_thm_rate_few_layers", rows) for rows in (table, pd.concat([table, table])))
+    assert once["outcome"] == twice["outcome"] == "held" and once["measured"] == twice["measured"]
 
 
 def test_a_table_without_the_share_of_sequences_is_not_judged():

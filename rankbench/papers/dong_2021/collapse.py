@@ -68,8 +68,8 @@ def _from_cubic(rows: pd.DataFrame, variant: str) -> float:
 
 def _layers_for_three_decades(rows: pd.DataFrame) -> float:
     """Number of layers after which a thousandth of the residual is left; one more than there are where none is."""
-    residual = of_variant(rows, "attention_only_no_norm").log10_residual
-    return float((residual > residual.iloc[0] - 3).cummin().sum())
+    residual = of_variant(rows, "attention_only_no_norm").drop_duplicates("layer").log10_residual
+    return float((residual > residual.iloc[0] - 3).cummin().sum()) if residual.notna().all() else math.nan
 
 
 def _above_bound(rows: pd.DataFrame) -> float:
@@ -105,7 +105,7 @@ def _largest_change_of_residual(rows: pd.DataFrame) -> float:
 def _least_kept_in_training(rows: pd.DataFrame) -> float:
     states = pd.concat([last_of_layer(rows_of_step) for _, rows_of_step in rows.groupby("step")])
     by_step = states.pivot(index="step", columns="layer", values="relative_residual")
-    least = (by_step.iloc[:, -1] / by_step.iloc[:, 0]).min()
+    least = (by_step.iloc[:, -1] / by_step.iloc[:, 0]).min(skipna=False)
     return least if not least < SMALLEST_SHARE else AtMost(SMALLEST_SHARE)
 
 

@@ -124,7 +124,7 @@ def every_seed_goes_round(rows: pd.DataFrame) -> str:
     The paper trains "until it could perfectly memorize the next step"; here better than standing still is enough.
     """
     trained = rows[rows.weights == "trained"].drop_duplicates(["run", "seed"])
-    lost = int((trained.one_step_error >= 1).sum())
+    lost = int((~(trained.one_step_error < 1)).sum())  # nan, too
     return f"{lost} of {len(trained)} networks have not learned a step of the circle" if lost else ""
 
 

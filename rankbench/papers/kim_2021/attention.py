@@ -122,15 +122,16 @@ def _beyond_contraction(rows: pd.DataFrame) -> float:
     does not hide the error."""
     rows = rows[(rows.attention == "contractive_l2") & (rows.part == "attention")]
     first = rows[rows.iteration == 0].groupby(LAYER).error.max()
-    seen = rows[(rows.iteration > 0) & (rows.relative_error > LEFT_BY_ROUNDING)]
+    seen = rows[(rows.iteration > 0) & ~(rows.relative_error <= LEFT_BY_ROUNDING)]  # nan, an overflow, is no rounding
     if seen.empty:
         raise NotMeasurable("rounding hides the error from the first iteration on")
-    return (np.log10(seen.error / looked_up(seen, first)) - seen.iteration * np.log10(seen.coefficient)).max()
+    beyond = np.log10(seen.error / looked_up(seen, first)) - seen.iteration * np.log10(seen.coefficient)
+    return beyond.max(skipna=False)
 
 
 def _above_contraction(rows: pd.DataFrame) -> pd.DataFrame:
     is_first = rows.iteration == 0
-    first, power = rows[is_first].set_index(LAYER), 1.01 * rows.coefficient**rows.iteration
+    first, power = rows[is_first].groupby(LAYER).max(numeric_only=True), 1.01 * rows.coefficient**rows.iteration
     errors = {name: power * looked_up(rows, first[name]) for name in ("error", "relative_error")}
     return rows.assign(**{name: rows[name].where(is_first, errors[name]) for name in errors})
 

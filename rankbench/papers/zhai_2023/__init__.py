@@ -70,7 +70,7 @@ def _log10_scores_bound(rows: pd.DataFrame) -> float:
 def _entropy_kept(rows: pd.DataFrame) -> float:
     weights = rows[rows.sublayer == "weights"]
     by_layer = weights.groupby(["layer", "step"]).attention_entropy.mean().unstack()
-    return (by_layer.iloc[:, -1] / by_layer.iloc[:, 0]).min()
+    return (by_layer.iloc[:, -1] / by_layer.iloc[:, 0]).min(skipna=False)
 
 
 CLAIMS: dict[str, Claim] = {
