@@ -239,8 +239,8 @@ def _loses_little(variant: str, base: str, claimed: Threshold, **claim: Any) -> 
 def _timed(variant: str, name: str) -> Claim:
     """Claim on the time of a training step."""
     return Claim(
-        statement=f"{name} attention trains about as fast as dot products (time of a step, relative difference; "
-        "threshold: ours, a tenth to either side).",
+        statement=f"{name} attention trains about as fast as dot products (time of a step, relative difference, "
+        "mean over the numbers of layers; threshold: ours, a tenth to either side).",
         source="Kim et al. 2021, Table 1",
         table="speed",
         across=True,

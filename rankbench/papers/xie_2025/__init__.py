@@ -110,8 +110,8 @@ def _nearer_to_identity(rows: pd.DataFrame) -> float:
 
 CLAIMS: dict[str, Claim] = {
     "knob_hyper_connections": keeps(
-        statement="Doubly stochastic mixing matrices keep the size of the states within a factor of ten of the "
-        "embedding's, and free ones that are as far from the identity do not (the factor).",
+        statement="Doubly stochastic mixing matrices keep the size of the last layer's states within a factor of ten "
+        "of the embedding's, and free ones that are as far from the identity do not (the factor).",
         source=XIE,
         table="residual",
         claimed=below(10.0),
