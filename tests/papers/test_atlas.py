@@ -98,6 +98,14 @@ def test_tokens_come_later_than_their_mean(lag, wanted):
     assert outcome("atlas_tokens_behind_mean", networks(lag=lag)) == (wanted, lag)
 
 
+def test_a_mean_that_passes_through_has_not_settled():
+    """It is near with paths of up to two heads, and then a nat off to the other side until the tokens have settled."""
+    rows = networks(lag=2)
+    early, between = rows.path_length == 2, rows.path_length.between(3, 7)
+    rows["excess_loss_upto"] = rows.excess_loss_upto.mask(early, 0.001).mask(between, -1.0)
+    assert outcome("atlas_tokens_behind_mean", rows) == ("failed", -1)  # the mean at 8 heads, the tokens at 7
+
+
 @pytest.mark.parametrize(("k99", "wanted"), [((8.0, 4.0), "held"), ((4.0, 8.0), "failed"), ((0.5, 0.2), "undecided")])
 def test_trained_weights_need_longer_paths_or_not(k99, wanted):
     assert outcome("atlas_training_lengthens", networks(k99=k99))[0] == wanted
