@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from rankbench.judging.claim import BROKEN, FAILED, HELD, PASSED, UNDECIDED
+from rankbench.judging.claim import BROKEN, FAILED, HELD, NOT_JUDGED, PASSED, UNDECIDED
 from rankbench.judging.verdict import measured_text
 
 SECOND_SEED = 1000  # a run whose seeds begin here or later is the second run of its preset
@@ -14,8 +14,9 @@ def beside_second(verdicts: Iterable[dict[str, Any]], second: Iterable[dict[str,
     """The verdicts, with what a second run says in the same setting at the same scale.
 
     second_outcome and second_measured (its number, with interval and seeds, in words): of the second run; None where it
-    has no such setting. replicated: yes, if both have the same outcome, else no. A verdict that turns round, from held
-    to failed or from failed to held, is undecided, and its reason says so.
+    has no such setting, or where one of the two is not judged since the claim changed. replicated: yes, if both have
+    the same outcome, else no. A verdict that turns round, from held to failed or from failed to held, is undecided, and
+    its reason says so.
     """
     by_setting = {_setting(row): row for row in second}
     return [_beside(row, by_setting.get(_setting(row))) for row in verdicts]
@@ -26,7 +27,7 @@ def _setting(row: dict[str, Any]) -> tuple:
 
 
 def _beside(row: dict[str, Any], second: dict[str, Any] | None) -> dict[str, Any]:
-    if second is None:
+    if second is None or any((verdict["reason"] or "").startswith(NOT_JUDGED) for verdict in (row, second)):
         return row | dict.fromkeys(("second_outcome", "second_measured", "replicated"))
     outcome, measured = second["outcome"], measured_text(second).removeprefix("measured ")
     replicated = "yes" if outcome == row["outcome"] else "no"
