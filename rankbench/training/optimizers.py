@@ -6,6 +6,7 @@ Shapes: S seed, O output, I input of a matrix.
 import inspect
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -18,6 +19,10 @@ from rankbench.config.schema import OptimizerConfig
 # large as Adam's (Liu et al. 2025, Muon is scalable for LLM training, eq. 4).
 QUINTIC, ROUNDS = (3.4445, -4.7750, 2.0315), 5
 STEP_SIZE = 0.2  # root mean square of a step, divided by the learning rate
+
+# With what update rules of others are tried: seeds, steps, parameters, the rows of their maps, and the share of a step
+# by which two ways to the same weights may differ; a rule may compute in bfloat16
+SEEDS, TRIED_STEPS, TRIED_SHAPES, TRIED_ROWS, ROUNDING = 2, 3, ((4, 3), (3,)), ([2, 2], None), 0.02
 
 
 def build_optimizer(
@@ -32,15 +37,62 @@ def build_optimizer(
 
 
 def check_optimizer(cfg: OptimizerConfig) -> None:
-    """Raise ConfigError unless the update rule takes the arguments of build_optimizer and gives an optimiser."""
-    parameters: list[Tensor] = [torch.nn.Parameter(torch.ones(shape)) for shape in ((1, 2, 2), (1, 2))]
+    """Raise ConfigError unless the update rule takes the arguments of build_optimizer, gives an optimiser that can be
+    saved and continued, and keeps seeds apart."""
+    cfg, begins = replace(cfg, lr=0.01), f"optimizer.name={cfg.name}"
+    parameters: list[Tensor] = [torch.nn.Parameter(torch.ones(SEEDS, *shape)) for shape in TRIED_SHAPES]
     try:
-        inspect.signature(OPTIMIZERS[cfg.name]).bind(cfg, parameters, [[2], None])
+        inspect.signature(OPTIMIZERS[cfg.name]).bind(cfg, parameters, TRIED_ROWS)
     except TypeError as error:
-        raise ConfigError(f"optimizer.name={cfg.name}: {error}; it is called with cfg, parameters, rows") from None
-    built = build_optimizer(cfg, parameters, [[2], None])
+        raise ConfigError(f"{begins}: {error}; it is called with cfg, parameters, rows") from None
+    built = build_optimizer(cfg, parameters, TRIED_ROWS)
     if not isinstance(built, torch.optim.Optimizer):
-        raise ConfigError(f"optimizer.name={cfg.name}: gave a {type(built).__name__}; return a torch.optim.Optimizer")
+        raise ConfigError(f"{begins}: gave a {type(built).__name__}; return a torch.optim.Optimizer")
+    with torch.random.fork_rng(devices=[]):
+        whole_SP = _after_steps(cfg, slice(SEEDS), is_continued=False)
+        continued_SP = _after_steps(cfg, slice(SEEDS), is_continued=True)
+        alone_SP = torch.cat([_after_steps(cfg, slice(seed, seed + 1), is_continued=False) for seed in range(SEEDS)])
+    most = ROUNDING * (whole_SP - 1).abs().max()
+    if (continued_SP - whole_SP).abs().max() > most:
+        raise ConfigError(
+            f"{begins}: a training that is continued takes other steps; keep what a step leaves for the next one in "
+            "self.state[parameter], and draw no random numbers"
+        )
+    if (alone_SP - whole_SP).abs().max() > most:
+        raise ConfigError(
+            f"{begins}: a seed takes other steps beside another seed than alone; keep seeds, the first axis of every "
+            "parameter, apart, as in norms over the other axes"
+        )
+
+
+def _after_steps(cfg: OptimizerConfig, seeds: slice, is_continued: bool) -> Tensor:
+    """Parameters of these seeds after a few steps on random gradients, which are larger for later seeds. is_continued:
+    each step is that of a new optimiser, with the state of the one before."""
+    generator = torch.Generator().manual_seed(0)
+    parameters: list[Tensor] = [torch.nn.Parameter(torch.ones(SEEDS, *shape)[seeds]) for shape in TRIED_SHAPES]
+    optimizer = build_optimizer(cfg, parameters, TRIED_ROWS)
+    for _ in range(TRIED_STEPS):
+        for parameter in parameters:
+            gradient = torch.randn(SEEDS, *parameter.shape[1:], generator=generator)
+            parameter.grad = torch.stack([10.0**seed * gradient[seed] for seed in range(SEEDS)])[seeds]
+        optimizer.step()
+        if is_continued:
+            state = optimizer.state_dict()["state"]
+            _check_state(f"optimizer.name={cfg.name}", state, parameters)
+            optimizer = build_optimizer(cfg, parameters, TRIED_ROWS)
+            optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+    return torch.cat([parameter.detach().flatten(1) for parameter in parameters], dim=1)
+
+
+def _check_state(begins: str, state: dict[int, dict[str, Any]], parameters: list[Tensor]) -> None:
+    for number, kept in state.items():
+        for key, value in kept.items():
+            shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            if shape not in ((), wanted := tuple(parameters[number].shape)):
+                raise ConfigError(
+                    f"{begins}: keeps {key}, {shape}, for a parameter of shape {wanted}; allowed are tensors of its "
+                    "shape, or of one number"
+                )
 
 
 class _Uncompiled:

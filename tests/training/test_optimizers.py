@@ -6,9 +6,18 @@ import math
 import numpy as np
 import pytest
 import torch
+from refusals import refusal
 
 from rankbench.config.schema import KEYS, OptimizerConfig
-from rankbench.training.optimizers import QUINTIC, build_optimizer, cap_singular_values, learning_rate, orthogonalised
+from rankbench.training.optimizers import (
+    OPTIMIZERS,
+    QUINTIC,
+    build_optimizer,
+    cap_singular_values,
+    check_optimizer,
+    learning_rate,
+    orthogonalised,
+)
 
 # a handful of roundings in float64, each at most eps = 2.2e-16 of its value
 ROUNDING = 1e-14
@@ -240,3 +249,49 @@ def test_a_cap_clips_the_singular_values_of_each_map_and_nothing_else(dtype):
         assert s.max() > 1.5
         rounding = 50 * torch.finfo(dtype).eps  # of matrices of norm 4 through one SVD
         np.testing.assert_allclose(capped_SOI[1, rows].numpy(), u * s.clip(max=1.5) @ v, rtol=0, atol=rounding)
+
+
+# --- rules of others -------------------------------------------------------------------------------------------------
+
+
+class OwnRule(torch.optim.Optimizer):
+    """A plain step; `change` says by what the gradient of each parameter is replaced."""
+
+    def __init__(self, cfg, parameters, change):
+        super().__init__(parameters, {"lr": cfg.lr})
+        self.change, self.count = change, 0
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        self.count += 1
+        for parameter in self.param_groups[0]["params"]:
+            parameter.sub_(self.param_groups[0]["lr"] * self.change(self, parameter.grad, self.state[parameter]))
+
+
+def _momentum(rule, gradient, state):
+    state["sum"] = 0.9 * state.get("sum", 0) + gradient
+    return state["sum"]
+
+
+def _counted(rule, gradient, state):
+    state["count"] = state.get("count", 0) + 1
+    return gradient / state["count"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (_momentum, ""),
+        (_counted, "keeps count, int, for a parameter of shape (2, 4, 3); allowed are tensors of its shape, or of one"),
+        (lambda rule, gradient, state: gradient / rule.count, "a training that is continued takes other steps; keep"),
+        (lambda rule, gradient, state: torch.randn_like(gradient), "a training that is continued takes other steps"),
+        (lambda rule, gradient, state: gradient / gradient.norm(), "a seed takes other steps beside another seed than"),
+    ],
+)
+def test_a_rule_of_others_can_be_continued_and_keeps_seeds_apart(change, said, monkeypatch):
+    monkeypatch.setitem(OPTIMIZERS, "own", lambda cfg, parameters, rows: OwnRule(cfg, parameters, change))
+    if said:
+        assert refusal(check_optimizer, OptimizerConfig(name="own")).startswith(f"optimizer.name=own: {said}")
+    else:
+        for name in OPTIMIZERS:
+            check_optimizer(OptimizerConfig(name=name))
