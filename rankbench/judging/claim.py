@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from rankbench.config.keys import ConfigError, check_known
 from rankbench.config.plugins import Registry
+from rankbench.runs.intervals import SCALES
 
 HELD, FAILED, UNDECIDED = "held", "failed", "undecided"
 PASSED, BROKEN = "passed", "broken"  # outcomes of a check
@@ -143,6 +145,21 @@ class Claim:
     sourced: bool = False
     since: str = ""
     in_words: str = ""
+
+    def __post_init__(self) -> None:
+        kinds: dict[str, tuple[Any, str]] = {
+            "measure": (Callable, "a function"),
+            "claimed": (Threshold, "above(x), below(x) or within(x)"),
+            "control": (Control, "a Control"),
+            "by": (tuple, "a tuple of columns"),
+            "applies": (Callable, "a function"),
+            "why_untrained": (Callable | None, "a function or None"),
+            "published": (float | int | Callable | None, "a number or a function"),
+        }
+        for name, (kind, wanted) in kinds.items():
+            if not isinstance(value := getattr(self, name), kind):
+                raise ConfigError(f"{name} is of type {type(value).__name__}; give {wanted}")
+        check_known("scale", [self.scale], ("real", *SCALES, "rate"))
 
     @property
     def threshold(self) -> str:

@@ -9,11 +9,14 @@ table made from the same rows for which the claim is false.
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from numbers import Real
+from typing import NamedTuple, cast
 
 import numpy as np
 import pandas as pd
 
+from rankbench.config import plugins
+from rankbench.config.keys import ConfigError
 from rankbench.judging.claim import (
     BROKEN,
     CLAIMS,
@@ -28,7 +31,7 @@ from rankbench.judging.claim import (
     Claim,
     NotMeasurable,
 )
-from rankbench.runs.intervals import interval95, num_to_decide, p_value
+from rankbench.runs.intervals import SAME, interval95, num_to_decide, p_value
 
 Facet = str | Sequence[str] | None  # the column, or columns, of the keys that a sweep varies
 
@@ -60,11 +63,19 @@ def judge(name: str, table: pd.DataFrame, facet: Facet = None) -> list[dict]:
     claim = CLAIMS[name]
     if "view" in table:  # claims about residuals are about all tokens
         table = table[table.view == "all"]
-    verdicts = [
-        _verdict(name, claim, rows, where, _controlled(claim, rows, _keys(facet)))
-        for where, rows in _settings(claim, table, facet)
-        if claim.applies(rows)
-    ]
+    try:
+        verdicts = [
+            _verdict(name, claim, rows, where, _controlled(claim, rows, _keys(facet)))
+            for where, rows in _settings(claim, table, facet)
+            if claim.applies(rows)
+        ]
+    except Exception as error:
+        if name not in plugins.brought("CLAIMS") or plugins.frames_of_user(error):
+            raise
+        raise ConfigError(
+            f"claims={name}: cannot be judged on its table, {claim.table} ({type(error).__name__}: {error}); the "
+            "table stays; mend the claim and repeat the command"
+        ) from error
     return verdicts or [_verdict(name, claim, table, "", Judgement(UNDECIDED, reason=NOTHING))]
 
 
@@ -196,7 +207,7 @@ def _judgement(claim: Claim, rows: pd.DataFrame) -> Judgement:
     if claim.repeats not in rows:
         return Judgement(UNDECIDED, reason=f"this needs a sweep over {claim.repeats}")
     try:
-        values = [claim.measure(rows_of_repeat) for _, rows_of_repeat in rows.groupby(claim.repeats)]
+        values = [_measured(claim, rows_of_repeat) for _, rows_of_repeat in rows.groupby(claim.repeats)]
     except NotMeasurable as error:
         return Judgement(UNDECIDED, reason=str(error))
     if claim.repeats != "seed" and np.isfinite(values).any():
@@ -213,6 +224,16 @@ def _judgement(claim: Claim, rows: pd.DataFrame) -> Judgement:
     if reason and claim.either_way and len(values) >= FEWEST:
         return _judge_either_way(claim, rows, values, reason)
     return _judge_interval(claim, values, reason)
+
+
+def _measured(claim: Claim, rows: pd.DataFrame) -> float:
+    value = claim.measure(rows)
+    if not isinstance(value, Real | np.bool_):
+        raise TypeError(f"its measure gave a {type(value).__name__}; return a number")
+    lowest, highest = {"real": (-math.inf, math.inf), "positive": (0, math.inf)}.get(claim.scale, (0, 1))
+    if value < lowest - SAME or value > highest + SAME:
+        raise ValueError(f"its measure gave {value:g}, which is outside of its scale, {claim.scale}")
+    return cast(float, value)
 
 
 def _judge_interval(claim: Claim, values: list[float], reason: str) -> Judgement:

@@ -10,8 +10,10 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
+from refusals import refusal
 
 from rankbench import judging
+from rankbench.config import plugins
 from rankbench.config.schema import conf_dir
 from rankbench.judging import CLAIMS, Claim, figures_published, judge, published, verdict_line
 from rankbench.judging.claim import AtMost, Control, NotMeasurable, above, below, within
@@ -54,6 +56,50 @@ def changed(monkeypatch):
             monkeypatch.setitem(CLAIMS, name, dataclasses.replace(CLAIMS[name], **claimed | fields))
 
     return change
+
+
+# --- claims of others -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"claimed": 1.0}, "claimed is of type float; give above(x), below(x) or within(x)"),
+        ({"control": "none"}, "control is of type str; give a Control"),
+        ({"by": "scheme"}, "by is of type str; give a tuple of columns"),
+        ({"why_untrained": "lazy"}, "why_untrained is of type str; give a function or None"),
+        ({"published": "1.5"}, "published is of type str; give a number or a function"),
+        (
+            {"scale": "positiv"},
+            "scale=positiv: unknown, did you mean positive?; allowed are real, share, positive, rate",
+        ),
+    ],
+)
+def test_what_is_no_claim_is_refused(fields, said):
+    assert refusal(dataclasses.replace, CLAIMS["above"], **fields).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"measure": lambda rows: rows.value}, "TypeError: its measure gave a Series; return a number"),
+        ({"measure": lambda rows: None}, "TypeError: its measure gave a NoneType; return a number"),
+        ({"scale": "share"}, "ValueError: its measure gave 3, which is outside of its scale, share"),
+        ({"scale": "positive", "measure": lambda rows: -1.0}, "ValueError: its measure gave -1, which is outside of"),
+        (
+            {"control": Control.beyond("none", value="2 * vale")},
+            "UndefinedVariableError: name 'vale' is not defined",
+        ),
+        ({"control": Control("no rows", lambda rows: None)}, "AttributeError: 'NoneType' object has no attribute"),
+        ({"by": ("scheme",)}, "KeyError: 'scheme'"),
+    ],
+)
+def test_a_plugins_claim_that_cannot_be_judged_is_one_line(changed, monkeypatch, fields, said):
+    monkeypatch.setattr(plugins, "brought", lambda kind: ["above"])
+    monkeypatch.setattr(plugins, "frames_of_user", lambda error: [])  # this file is no plug-in
+    changed(**fields)
+    line = refusal(judge, "above", valued([3.0, 3.1, 3.2]))
+    assert line.startswith(f"claims=above: cannot be judged on its table, paths ({said}")
 
 
 # --- outcomes ---------------------------------------------------------------------------------------------------------
