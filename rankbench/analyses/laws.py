@@ -10,8 +10,9 @@ import pandas as pd
 import torch
 
 from rankbench.analyses.analysis import Analysis, Subject
-from rankbench.config.keys import ConfigError, key
-from rankbench.measures.law import CLAIMED, LAWS
+from rankbench.config import plugins
+from rankbench.config.keys import ConfigError, check_known, key
+from rankbench.measures.law import CLAIMED, CONTROL, LAWS, SIZES
 from rankbench.plots.laws import draw_laws
 from rankbench.seeds import generator_for
 
@@ -28,7 +29,7 @@ class Options:
 
     def __post_init__(self) -> None:
         usual = LAWS[self.law].sizes
-        for name in ("tokens", "layers", "width", "samples"):
+        for name in SIZES:
             if (size := getattr(self, name)) is not None and name not in usual:
                 raise ConfigError(
                     f"analysis.laws.{name}={size}: law={self.law} has no such size; its sizes are {', '.join(usual)}"
@@ -46,7 +47,16 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
 
     The closed form is for the claimed set-up; for the control, measured at the same parameters and x, it must be wrong.
     """
-    rows = pd.DataFrame(_rows(subject, options), columns=list(POINTS)).astype({"x": float})
+    try:
+        rows = pd.DataFrame(_rows(subject, options), columns=list(POINTS)).astype({"x": float, "value": float})
+    except Exception as error:
+        if options.law not in plugins.brought("LAWS") or plugins.frames_of_user(error):
+            raise
+        raise ConfigError(
+            f"analysis.laws.law={options.law}: {error}; predicted yields (parameter, x, value), simulated and network "
+            "(setup, parameter, x, value)"
+        ) from error
+    check_known(f"{options.law}: setup", rows.setup.unique(), (CLAIMED, CONTROL))
     rows.insert(0, "law", options.law)
     return rows
 
@@ -54,7 +64,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
 @torch.no_grad()
 def _rows(subject: Subject, options: Options) -> Iterator[tuple[str, str, str, float, float]]:
     law, sizes = LAWS[options.law], options.sizes
-    yield from ((CLAIMED, "closed form", *point) for point in law.predicted(**sizes))
+    yield from ((CLAIMED, "closed form", parameter, x, value) for parameter, x, value in law.predicted(**sizes))
     if law.simulated is not None:
         measured = law.simulated(generator_for(subject.seed, "simulated law"), **sizes)
         yield from ((setup, "simulated", parameter, x, value) for setup, parameter, x, value in measured)

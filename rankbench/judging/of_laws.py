@@ -14,7 +14,8 @@ FORM = "closed form"
 
 
 def _deviation(rows: pd.DataFrame, law: str, relative: bool) -> float:
-    """Largest distance of a law's measurements from its closed form, relative to the form or absolute."""
+    """Largest distance of a law's measurements from its closed form, relative to the form or absolute; nan if one is
+    nan or stands where the form has no point."""
     claimed = rows[(rows.law == law) & (rows.setup == "claimed")]
     forms = claimed[claimed.curve == FORM].set_index(["parameter", "x"]).value
     measured = claimed[claimed.curve != FORM].set_index(["parameter", "x"]).value

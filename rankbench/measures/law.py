@@ -8,9 +8,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from rankbench.config.keys import ConfigError, check_known
 from rankbench.config.plugins import Registry
 
 CLAIMED, CONTROL = "claimed", "control"
+SIZES = ("tokens", "layers", "width", "samples")  # options of analysis=laws
 
 # (parameter, x, value) of a closed form; (setup, parameter, x, value) of a measurement
 Predicted = Iterator[tuple[str, float, float]]
@@ -34,6 +36,11 @@ class Law:
     network: Callable[..., Measured] | None = None
     log_x: bool = False
     log_value: bool = False
+
+    def __post_init__(self) -> None:
+        check_known("sizes", self.sizes, SIZES)
+        if self.simulated is self.network is None:
+            raise ConfigError("simulated and network are both None; give one of them, to compare the closed form with")
 
 
 LAWS = Registry("LAWS", Law)  # by name; papers and plug-ins fill it

@@ -3,21 +3,25 @@
 import functools
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from breadth import some
+from refusals import refusal
 from shipped import options_of
 
 from rankbench import judging
 from rankbench.analyses import ANALYSES, laws
 from rankbench.analysing.runner import measure
+from rankbench.config import plugins
 from rankbench.config.model import ModelConfig
+from rankbench.judging.of_laws import agrees
 from rankbench.measures import causal_averages, entropy_bound
 from rankbench.measures import signal_propagation as propagation
 from rankbench.measures.attention_matrices import beside_independent
-from rankbench.measures.law import LAWS
+from rankbench.measures.law import LAWS, Law
 from rankbench.model.bare import drawn_network, with_identity_values
 from rankbench.model.network import run
 from rankbench.model.norm import Norm
@@ -381,6 +385,40 @@ def test_measured_is_the_closed_form_and_the_control_is_not(name, table_of):
             < claim.claimed.at
             < claim.measure(in_control[in_control.seed == seed])
         )
+
+
+def law_of(*points):
+    """A law with one curve, the identity at 1 and 2, and these measurements."""
+    return Law({}, lambda: (("a", x, x) for x in (1, 2)), "x", "value", simulated=lambda generator: iter(points))
+
+
+@pytest.mark.parametrize(
+    ("point", "measured"),
+    [((2, 2.5), 0.5), ((2, math.nan), math.nan), ((3, 3), math.nan)],
+)
+def test_a_point_without_a_number_or_a_form_is_no_agreement(monkeypatch, fresh_subject, point, measured):
+    monkeypatch.setitem(LAWS, "own", law_of(("claimed", "a", 1, 1.0), ("claimed", "a", *point)))
+    claim = agrees("own", line=0.1, statement="", source="", control="")
+    assert claim.measure(measure("laws", options_of("laws", law="own"), [fresh_subject(0)])) == pytest.approx(
+        measured, nan_ok=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("points", "said"),
+    [
+        ([("a", 1, 1.0)], "analysis.laws.law=own: not enough values to unpack (expected 4, got 3); predicted yields ("),
+        ([("claimed", "a", "one", 1.0)], "analysis.laws.law=own: could not convert string to float: 'one'"),
+        ([("claimd", "a", 1, 1.0)], "own: setup=claimd: unknown, did you mean claimed?; allowed are claimed, control"),
+    ],
+)
+def test_points_of_a_plugins_law_that_are_none_are_one_line(monkeypatch, fresh_subject, points, said):
+    monkeypatch.setitem(LAWS, "own", law_of(*points))
+    monkeypatch.setattr(plugins, "brought", lambda kind: ["own"])
+    monkeypatch.setattr(plugins, "frames_of_user", lambda error: [])  # this file is no plug-in
+    assert refusal(measure, "laws", options_of("laws", law="own"), [fresh_subject(0)]).startswith(said)
+    assert refusal(replace, law_of(), sizes={"token": 3}).startswith("sizes=token: unknown, did you mean tokens?")
+    assert refusal(replace, law_of(), simulated=None).startswith("simulated and network are both None")
 
 
 @pytest.mark.parametrize("name", some(LAWS, 3))
