@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from rankbench.config import plugins
 from rankbench.config.keys import ConfigError
 from rankbench.config.schema import BaseConfig
 
@@ -84,6 +85,7 @@ class Machine:
             "packages": packages(),
             "git": git_state(),
             "source": source_digest(),
+            "plugins": plugins.digest(),
             "platform": platform.platform(),
             "device": str(self.device),
             "gpu": gpu,

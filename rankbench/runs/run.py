@@ -47,7 +47,7 @@ LATER_KEYS = ("objective", "plugins", "beyond_memory", "figures")  # older runs 
 LENGTHS = ("trainer.steps", "trainer.epochs")  # a run can be given more of them
 TO_THE_END = ("linear", "cosine")  # schedules whose rates depend on the number of steps
 # parts of environment.json on which rounding can depend; source distinguishes uncommitted changes of one commit
-COMPUTED_BY = ("git", "source", "packages", "python", "platform", "gpu", "threads")
+COMPUTED_BY = ("git", "source", "plugins", "packages", "python", "platform", "gpu", "threads")
 
 
 @dataclass(frozen=True)

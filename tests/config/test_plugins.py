@@ -1,5 +1,6 @@
 """rankbench.config.plugins: what the package in tests/example_plugin brings, named or installed."""
 
+import json
 import re
 import shutil
 import sys
@@ -287,6 +288,20 @@ def test_a_model_and_a_metric_of_a_plugin(example, monkeypatch):
     assert states.length_spread.to_list() == pytest.approx([wanted], rel=1e-12)
     assert tables["residual"].attrs["columns"]["length_spread"] == "Longest token over the shortest."
     assert run.table("layers").length_spread.notna().any()
+
+
+def test_a_run_that_goes_on_with_another_version_of_its_plugin_records_it(elsewhere):
+    file = elsewhere / "mine.py"
+    own = "from rankbench.model.transformer import Transformer\nclass Mine(Transformer): pass\nMODELS = {'mine': Mine}"
+    for steps, text in ((1, own), (2, own), (3, f"{own}\n# another version")):
+        file.write_text(text)
+        with process(elsewhere):
+            words = ["plugins=mine", "model.kind=mine", "model.layers=1", f"trainer.steps={steps}", "figures=[]"]
+            run = rb.train(*words, out=elsewhere / "run")
+            recorded = json.loads((run.folder / "environment.json").read_text())["plugins"]
+            assert (run.folder / "continued.json").exists() == (steps == 3)
+    [part] = json.loads((run.folder / "continued.json").read_text())
+    assert part["step"] == 2 and part["plugins"] != recorded
 
 
 def test_a_run_imports_nothing_that_its_reader_has_not_named(run, elsewhere):
