@@ -21,6 +21,7 @@ from rankbench.runs.run import PUT_BACK, Run, check_growing, find_run
 from rankbench.runs.tables import read_table
 from rankbench.seeds import generator_for
 from rankbench.tasks import Corpus, Finite, Task, build_task
+from rankbench.tasks.task import drawn
 
 HISTORIES = {"history": "layers.csv", "curve": "metrics.csv"}  # fields of Subject: files that training writes
 BASELINE_SEQUENCES = 10_000  # of an endless training stream, enough to count its commonest class
@@ -115,8 +116,8 @@ def _subject(
     elif isinstance(task, Finite):
         train, test = (task.split(name, seed) for name in ("train", "test"))
     else:
-        train = task.sample(task.train_size or BASELINE_SEQUENCES, generator_for(seed, "train"))
-        test = train if task.test_size is None else task.sample(task.test_size, generator_for(seed, "test"))
+        train = drawn(task, task.train_size or BASELINE_SEQUENCES, generator_for(seed, "train"))
+        test = train if task.test_size is None else drawn(task, task.test_size, generator_for(seed, "test"))
     train, test = (batch.to(machine.device, machine.dtype) for batch in (train, test))
     placed = {name: model.to(machine.device, machine.dtype).eval() for name, model in networks.items()}
     kinds = kinds_of_task(task, test)

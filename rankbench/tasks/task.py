@@ -4,6 +4,7 @@ Shapes: B batch, N token, C classes or output dimensions; `...` may hold a leadi
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -15,6 +16,9 @@ from rankbench.seeds import generator_for
 
 ABSENT = -1  # an absent input (padding, after all others); a target that is not scored (regression: nan)
 MOST_UNSCORED = 100  # sequences of a plug-in's task in a row that may have no scored target
+
+
+Draw = Callable[[int, torch.Generator], "Batch"]
 
 
 @dataclass(frozen=True)
@@ -87,21 +91,34 @@ class Task(Protocol):
 
 
 def check_sample(task: Task) -> None:
-    """Raise ConfigError if two sequences of a task are not as Batch and the task's own members say, or if it scores
+    """Raise ConfigError if a few sequences of a task are not as Batch and the task's own members say, or if it scores
     no target."""
-    batch = task.sample(2, generator := generator_for(0, "check"))
+    if isinstance(task, Finite):
+        check_batch(task, task.num_sequences, task.sequences(), "sequences")
+    check_batch(task, 2, batch := task.sample(2, generator := generator_for(0, "check")))
     begins = f"task={task.name}: sample"
+    if not torch.equal(batch.inputs, task.sample(2, generator_for(0, "check")).inputs):
+        raise ConfigError(f"{begins} drew other sequences from the same generator; give generator= to all its draws")
+    scores = is_scored(batch.targets).any() or is_scored(task.sample(MOST_UNSCORED, generator).targets).any()
+    if not scores:
+        raise ConfigError(f"{begins} gave no target that is scored, but {ABSENT} or nan alone; give others")
+
+
+def check_batch(task: Task, num_sequences: int, batch: Batch, method: str = "sample") -> None:
+    """Raise ConfigError if these sequences of a task are not as Batch and the task's own members say."""
+    begins = f"task={task.name}: {method}"
     if not isinstance(batch, Batch) or not all(isinstance(x, Tensor) for x in (batch.inputs, batch.targets)):
         raise ConfigError(f"{begins} gave a {type(batch).__name__}; return a Batch of two tensors, inputs and targets")
     parts = {
         "inputs": (batch.inputs, task.input_kind == "tokens", task.num_inputs),
         "targets": (batch.targets, task.target_kind == "classes", task.num_outputs),
     }
+    num_tokens = min(batch.inputs.shape[1], task.length) if batch.inputs.ndim > 1 else task.length
     for name, (x, is_integer, most) in parts.items():
-        wanted = (2, batch.inputs.shape[1] if batch.inputs.ndim > 1 else task.length, *([] if is_integer else [most]))
-        if tuple(x.shape) != wanted or x.shape[1] > task.length:
+        wanted = (num_sequences, num_tokens, *([] if is_integer else [most]))
+        if tuple(x.shape) != wanted:
             raise ConfigError(
-                f"{begins}(2, ...) gave {name} of shape {tuple(x.shape)}; allowed are {wanted}, with up to "
+                f"{begins} gave {name} of shape {tuple(x.shape)}; allowed are {wanted}, with up to "
                 f"task.length={task.length} tokens"
             )
         if (x.dtype != torch.int64) if is_integer else (not x.is_floating_point()):
@@ -112,13 +129,26 @@ def check_sample(task: Task) -> None:
                 f"{begins} gave {name} from {x.min()} to {x.max()}; allowed are values from 0 to {most - 1}, and "
                 f"{ABSENT} for absent ones"
             )
+        if not is_integer and (x.isinf() if name == "targets" else ~x.isfinite()).any():
+            raise ConfigError(
+                f"{begins} gave {name} that are not finite; only targets may be nan, which are not scored"
+            )
     if not task.padded and not batch.inputs.is_floating_point() and (batch.inputs == ABSENT).any():
         raise ConfigError(f"{begins} gave inputs of {ABSENT}, but padded = False; set padded = True")
-    if not torch.equal(batch.inputs, task.sample(2, generator_for(0, "check")).inputs):
-        raise ConfigError(f"{begins} drew other sequences from the same generator; give generator= to all its draws")
-    scores = is_scored(batch.targets).any() or is_scored(task.sample(MOST_UNSCORED, generator).targets).any()
-    if not scores:
-        raise ConfigError(f"{begins} gave no target that is scored, but {ABSENT} or nan alone; give others")
+
+
+def drawn(task: Task, num_sequences: int, generator: torch.Generator, draw: Draw | None = None) -> Batch:
+    """Draw sequences for a training or a measurement; those of a plug-in's task are checked. draw: None for the task's
+    own `sample`."""
+    batch = (draw or task.sample)(num_sequences, generator)
+    if not type(task).__module__.startswith("rankbench."):
+        check_batch(task, num_sequences, batch)
+        if not is_scored(batch.targets).any():
+            raise ConfigError(
+                f"task={task.name}: sample gave {num_sequences} sequences without a target that is scored, which have "
+                "no loss; let every sequence have one, or draw more at a time"
+            )
+    return batch
 
 
 class Corpus(ABC):

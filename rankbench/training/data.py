@@ -13,7 +13,7 @@ import torch
 from rankbench.runs.machine import Machine
 from rankbench.seeds import generator_for
 from rankbench.tasks import Batch, Corpus, Finite, Task
-from rankbench.tasks.task import majority_baselines
+from rankbench.tasks.task import drawn, majority_baselines
 from rankbench.training.batches import batches_of_epoch, chunks_by_length, padded_lengths
 
 BASELINE_SEQUENCES = 1000  # drawn from an endless stream, enough to find its most frequent class
@@ -63,7 +63,8 @@ class Stream:
         draw = self.task.sample
         if purpose == "train" and hasattr(self.task, "sample_at"):  # a curriculum
             draw = partial(self.task.sample_at, step)
-        return self._side_by_side([draw(num_sequences, generator_for(seed, purpose, step)) for seed in seeds])
+        of_seed = (drawn(self.task, num_sequences, generator_for(seed, purpose, step), draw) for seed in seeds)
+        return self._side_by_side(list(of_seed))
 
     def _side_by_side(self, batches: list[Batch]) -> Batch:
         stacked = Batch(torch.stack([b.inputs for b in batches]), torch.stack([b.targets for b in batches]))

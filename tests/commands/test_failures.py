@@ -1,6 +1,7 @@
 """rankbench.commands.failures: how commands end that cannot go on, through no fault of ours."""
 
 import io
+import math
 import os
 import re
 import signal
@@ -22,13 +23,16 @@ from refusals import refusal
 
 from rankbench.analyses import ANALYSES, Analysis
 from rankbench.analysing import runner
+from rankbench.analysing.subjects import _subject
 from rankbench.commands import cli
 from rankbench.commands.failures import leaving_nothing, refusal_of
 from rankbench.config.keys import ConfigError, printable
 from rankbench.config.schema import conf_dir
+from rankbench.runs.machine import Machine
 from rankbench.runs.run import Run
-from rankbench.tasks import Batch, check_sample
+from rankbench.tasks import Batch, Finite, check_sample
 from rankbench.training import loop
+from rankbench.training.data import Stream
 
 pytestmark = pytest.mark.usefixtures("unpainted", "rounded_once")
 SIZES = ["model.layers=1", "model.width=8", "task.length=4", "task.alphabet=5", "task.train_size=20"]
@@ -313,6 +317,30 @@ class Mine:
         return self.batch
 
 
+@dataclass(frozen=True)
+class Changing(Mine):
+    """A task that gives its batch only if more than two sequences are asked for."""
+
+    test_size: ClassVar[int] = 8
+    train_size: ClassVar[None] = None
+
+    def sample(self, num_sequences, generator):
+        whole = Batch(TOKENS, TOKENS)
+        return whole if num_sequences == 2 else self.batch
+
+
+@dataclass(frozen=True)
+class Counted(Finite, Mine):
+    """A finite set, whose number of sequences is said to be three."""
+
+    num_sequences: ClassVar[int] = 3
+    train_size: ClassVar[int] = 1
+    test_size: ClassVar[None] = None
+
+    def sequences(self):
+        return self.batch
+
+
 @pytest.mark.parametrize(
     ("batch", "kind", "said"),
     [
@@ -329,10 +357,35 @@ class Mine:
         (Batch(TOKENS, TOKENS * 0 - 1), "classes", "gave no target that is scored, but -1 or nan alone; give others"),
         (Batch(TOKENS, TOKENS), "numbers", "gave targets of shape (2, 3); allowed are (2, 3, 5)"),
         (Batch(TOKENS, torch.zeros(2, 3, 5).long()), "numbers", "gave targets of torch.int64; allowed is a floating"),
+        (
+            Batch(TOKENS, torch.full((2, 3, 5), math.inf)),
+            "numbers",
+            "gave targets that are not finite; only targets may",
+        ),
     ],
 )
 def test_sequences_that_do_not_fit_their_task_are_one_line(batch, kind, said):
     assert said in refusal(check_sample, Mine(batch, kind)).partition("task=mine: sample")[2]
+
+
+@pytest.mark.parametrize(
+    ("batch", "said"),
+    [
+        (Batch(TOKENS, TOKENS), "gave inputs of shape (2, 3); allowed are (8, 3), with up to task.length=4 tokens"),
+        (Batch(*[TOKENS.repeat(4, 1)[:, :1] + 4] * 2), "gave inputs from 4 to 6; allowed are values from 0 to 4"),
+        (Batch(TOKENS.repeat(4, 1), TOKENS.repeat(4, 1) * 0 - 1), "gave 8 sequences without a target that is scored"),
+    ],
+)
+def test_every_batch_of_a_plugins_task_is_checked(batch, said):
+    check_sample(task := Changing(batch))
+    machine = Machine(torch.device("cpu"), torch.float32, "fp32", 1)
+    assert said in refusal(Stream, task, machine, [0], 8)
+    assert refusal(_subject, "fresh", task, 0, {}, machine, None)  # of 1000 training sequences
+
+
+def test_a_finite_set_has_as_many_sequences_as_it_says():
+    line = refusal(check_sample, Counted(Batch(TOKENS, TOKENS)))
+    assert line.startswith("task=mine: sequences gave inputs of shape (2, 3); allowed are (3, 3), with up to ")
 
 
 def test_absent_inputs_of_a_task_that_is_not_padded_are_one_line():
