@@ -544,6 +544,10 @@ def test_after_an_exception_the_steps_are_those_that_were_made(tmp_path, inputs)
             "observe: optimizer is a Wrapped, without hooks; leave it out and call watch.step",
         ),
         ({"optimizer": Holder()}, r"optimizer is a Holder, not a torch.optim.Optimizer; give its \.inner, or leave it"),
+        (
+            {"optimizer": torch.optim.SGD(nn.Linear(2, 2).parameters(), 0.1)},
+            "observe: optimizer holds none of the model's parameters, so its steps do not train this model",
+        ),
         ({"out": 3}, "observe: out=3: is of type int; give a text, a path or None"),
         ({"seed": "x"}, "observe: seed='x': is of type str; give a whole number"),
         ({"name": 3}, "observe: name=3: is of type int; give a text or None"),

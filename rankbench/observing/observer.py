@@ -101,7 +101,7 @@ def observe(
         raise ConfigError(f"observe: stop={list(stop)}: is read off the states; add states to measures")
     folder = OUTPUTS / "observe" / f"{datetime.now():%Y-%m-%d_%H-%M-%S-%f}" if out is None else Path(out)
     subject = subject_of(model, inputs, sequences, folder.resolve().name, seed, name or type(model).__name__, task)
-    optimizer = None if optimizer is None else _counted(optimizer)
+    optimizer = None if optimizer is None else _counted(optimizer, model)
     return Observer(folder.absolute(), subject, optimizer, every, tuple(measures), step, hooks, tuple(stop))
 
 
@@ -123,12 +123,18 @@ def _check_ranges(numbers: dict[str, tuple[int, int]]) -> None:
             raise ConfigError(f"observe: {key}={value}: out of range; allowed are whole numbers from {least}")
 
 
-def _counted(optimizer: Any) -> Optimizer:
+def _counted(optimizer: Any, model: nn.Module) -> Optimizer:
     """The optimiser whose steps are counted: the inner one, where a library wraps it without hooks (accelerate)."""
     wrapped = optimizer
     while isinstance(wrapped, Optimizer) and not hasattr(wrapped, "_optimizer_step_post_hooks"):
         wrapped = vars(wrapped).get("optimizer")
     if isinstance(wrapped, Optimizer):
+        trained = {id(parameter) for group in wrapped.param_groups for parameter in group["params"]}
+        if trained.isdisjoint(map(id, model.parameters())):
+            raise ConfigError(
+                "observe: optimizer holds none of the model's parameters, so its steps do not train this model; give "
+                "the one that does, or leave it out and call watch.step() after each step"
+            )
         return wrapped
     lacks = "without hooks" if isinstance(optimizer, Optimizer) else "not a torch.optim.Optimizer"
     inside = [name for name, value in getattr(optimizer, "__dict__", {}).items() if isinstance(value, Optimizer)]
