@@ -586,6 +586,17 @@ def test_sparse_inputs_and_a_column_twice_are_one_line(run):
     assert refusal(rb.by_layer, twice) == "by_layer: a table with two columns layer; drop one"
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace")
+def test_a_module_with_nan_or_compiled_by_torch_jit_is_one_line():
+    layer = torch.nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+    torch.nn.init.constant_(layer.linear1.weight, torch.nan)
+    line = refusal(rb.analyze, torch.nn.Sequential(layer), torch.randn(2, 3, 4), "residual")
+    assert line.endswith("nan or infinite entries, all must be finite; check inputs and weights")
+    scripted = torch.jit.trace(torch.nn.Linear(4, 4), torch.zeros(1, 3, 4))
+    line = refusal(rb.analyze, scripted, torch.zeros(1, 3, 4), "residual")
+    assert line == "rankbench.analyze: a module compiled by torch.jit cannot be read; give the one that it was made of"
+
+
 def test_numpys_integers_and_texts_for_paths_are_taken(run):
     assert rb.Run(str(run.folder)).table("residual").equals(run.table("residual"))
     with rb.observe(torch.nn.Linear(2, 2), torch.zeros(1, 3, 2), every=np.int64(3), out="numpy") as watch:

@@ -14,6 +14,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from rankbench.config.keys import ConfigError
 from rankbench.measures import norms
 from rankbench.measures.norms import Spectrum
 
@@ -178,7 +179,7 @@ def _values(x_BND: Tensor) -> dict[str, Tensor]:
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
-class NotFinite(ValueError):
+class NotFinite(ConfigError):
     """Numbers of a network that have overflowed, or that nothing defines."""
 
 
@@ -191,7 +192,7 @@ def check_floats(name: str, x: Tensor, axes: tuple[str, ...]) -> None:
         raise ValueError(f"{name}: got {x.dtype}, allowed are torch.float32 and torch.float64; convert with .float()")
     if not x.isfinite().all():
         count = (~x.isfinite()).sum().item()
-        raise NotFinite(f"{name}: got {count} nan or infinite entries, all must be finite")
+        raise NotFinite(f"{name}: got {count} nan or infinite entries, all must be finite; check inputs and weights")
 
 
 def per_length(

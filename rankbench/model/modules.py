@@ -207,6 +207,8 @@ def unpacked(built: Any, name: str) -> tuple[nn.Module, Example | None]:
         raise ConfigError(
             f"{name}: gave ({kinds}); allowed are an nn.Module, (module, inputs), (module, inputs, targets)"
         )
+    if isinstance(parts[0], torch.jit.ScriptModule):
+        raise ConfigError(f"{name}: a module compiled by torch.jit cannot be read; give the one that it was made of")
     module = parts[0].eval().requires_grad_(False)
     if len(parts) == 1:
         return module, None
