@@ -259,7 +259,7 @@ class PageKeys(StudyKeys):
 
     baseline: str | None = key(
         "Configuration that the others are compared with, seed by seed, as in model.attention=dot, or its value alone. "
-        "Keys that it leaves out are the same on both sides. null: the first configuration.",
+        "Keys that it leaves out are the same on both sides. null: the first configuration of each task.",
         default=None,
     )
     open: bool = key("Whether to open the page in a browser.", default=False)

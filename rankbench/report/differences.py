@@ -20,12 +20,13 @@ SIGNIFICANT = 2  # digits of an interval's half-width that are printed
 def baseline_in(text: str | None, configurations: pd.DataFrame) -> dict[str, str]:
     """The values, by key, of the baseline that the user gave as `key=value,key=value` or as a value alone.
 
-    configurations: a column for each varied key, in the order of the runs. None stands for the first configuration.
-    Raises ConfigError for keys and values that no configuration has.
+    configurations: a column for each varied key, in the order of the runs. None stands for the first configuration; of
+    several tasks, whose numbers have other meanings, for the first of each. Raises ConfigError for keys and values that
+    no configuration has.
     """
     words = _in_words(configurations)
     if text is None:
-        return dict(words.iloc[0]) if len(words) else {}
+        return dict(words.drop(columns="task", errors="ignore").iloc[0]) if len(words) else {}
     name, keys = f"report.baseline={text}", list(words)
     if not keys:
         raise ConfigError(f"{name}: no key varies between these runs, so there is nothing to compare")

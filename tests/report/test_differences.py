@@ -148,6 +148,20 @@ def test_keys_that_the_baseline_leaves_out_are_the_same_on_both_sides():
     assert len(differences(rows, keys, ["test_accuracy"], first)) == 3
 
 
+def test_tasks_are_not_compared_unless_the_user_asks():
+    rows = pd.DataFrame(
+        {"task": task, KEY: attention, "seed": seed, "test_loss": loss + 0.1 * (attention == "l2") + 0.01 * seed}
+        for task, loss in (("sorting", 1.0), ("linear_regression", 30.0))
+        for attention in ("dot", "l2")
+        for seed in (0, 1)
+    )
+    table = differences(rows, keys := ["task", KEY], ["test_loss"], first := baseline_in(None, rows[keys]))
+    assert table.difference.tolist() == pytest.approx([0.1, 0.1]) and first == DOT
+    dot = rows[rows[KEY] == "dot"]
+    assert differences(dot, ["task"], ["test_loss"], baseline_in(None, dot[["task"]])).empty
+    assert len(differences(dot, ["task"], ["test_loss"], baseline_in("sorting", dot[["task"]]))) == 1
+
+
 def test_one_shared_seed_has_a_difference_without_interval():
     table = differences(rows_of({"dot": {0: 0.5}, "l2": {0: 0.25}}), [KEY], ["test_accuracy"], DOT)
     assert np.isnan([table.low95[0], table.p_holm[0]]).all()
