@@ -91,6 +91,7 @@ def check_corpus(cfg: Config) -> None:
     if isinstance(cfg, BaseConfig) and not is_foreign(cfg):
         from rankbench.analysing.runner import try_analyses
         from rankbench.model import build_model
+        from rankbench.model.kind_check import check_kind
         from rankbench.model.weighting_check import check_weighting
         from rankbench.tasks import Corpus, build_task, check_sample
         from rankbench.training.optimizers import check_optimizer
@@ -101,6 +102,8 @@ def check_corpus(cfg: Config) -> None:
             build_model(of_networks.model, task)
         elif not type(task).__module__.startswith("rankbench."):
             check_sample(task)
+        if of_networks.model.kind in plugins.brought("MODELS"):
+            check_kind(of_networks.model, task)
         if of_networks.model.attention in plugins.brought("ATTENTIONS"):
             check_weighting(of_networks.model.attention)
         if isinstance(cfg, TrainConfig) and cfg.optimizer.name in plugins.brought("OPTIMIZERS"):

@@ -61,7 +61,10 @@ def initialise(model: Transformer, generator: torch.Generator, query_gain: float
                         weight.split(_maps(model, name, module))[0].mul_(query_gain)
         for name, parameter in model.named_parameters():
             if parameter.isnan().any():
-                raise ConfigError(f"model.attention={model.cfg.attention}: its parameter {name} has no initial value")
+                is_own = ".attention.own." in name
+                of = f"model.attention={model.cfg.attention}" if is_own else f"model.kind={model.cfg.kind}"
+                instead = "" if is_own else "; hold it in an nn.Linear or an nn.Embedding, which are drawn"
+                raise ConfigError(f"{of}: its parameter {name} has no initial value{instead}")
 
 
 def _draw_linear(model: Transformer, name: str, module: nn.Linear, generator: torch.Generator) -> None:
