@@ -5,9 +5,11 @@ import hashlib
 import logging
 import time
 from collections.abc import Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from rankbench import __version__, plots
@@ -112,7 +114,13 @@ def try_analyses(cfg: BaseConfig, measured: BaseConfig) -> None:
         machine = Machine.prepare(dataclasses.replace(cfg, device="cpu", precision="fp64"))
         (subject,) = fresh_subjects(dataclasses.replace(measured, model=small, seed=TRIED_SEED, replicas=1), machine)
         few = {part: getattr(subject, part)[:TRIED_SEQUENCES] for part in ("train", "test")}
-        measure(name, options, [dataclasses.replace(subject, **few)])
+        tried, before = dataclasses.replace(subject, **few), _fingerprint([subject])
+        measure(name, options, [tried])
+        if _fingerprint([subject]) != before or any(module.training for module in subject.modules.values()):
+            raise ConfigError(
+                f"analysis={name}: its table changes the module that it measures, which other analyses measure, too; "
+                "let it work on a copy, as copy.deepcopy(module)"
+            )
 
 
 def options_of(cfg: BaseConfig) -> dict[str, Any]:
@@ -292,12 +300,9 @@ def measure(name: str, options: Any, subjects: Sequence[Subject], kept: KeptSeed
 def _check_rows(name: str, rows: Any) -> None:
     """Raise ConfigError for what an analysis returned that is not the rows of one subject, and for a column of a
     plug-in's table that its `columns` do not describe."""
-    if not isinstance(rows, pd.DataFrame) or rows.empty or (own := set(RUN_COLUMNS) & set(rows)):
-        what = (
-            f"a {type(rows).__name__}" if not isinstance(rows, pd.DataFrame) else "no rows" if rows.empty else min(own)
-        )
+    if wrong := _wrong_with(rows):
         raise ConfigError(
-            f"analysis={name}: its table gave {what}; a table returns a DataFrame with rows, without "
+            f"analysis={name}: its table gave {wrong}; a table returns a DataFrame with rows, without "
             f"{', '.join(RUN_COLUMNS)}"
         )
     described = column_help(name, rows)
@@ -306,6 +311,21 @@ def _check_rows(name: str, rows: Any) -> None:
             f"analysis={name}: its table has the column {unknown[0]}, which its columns do not describe; they describe "
             f"{', '.join(ANALYSES[name].columns)}"
         )
+
+
+def _wrong_with(rows: Any) -> str:
+    """Why these are no rows of a table, as the end of a sentence; empty if they are."""
+    if not isinstance(rows, pd.DataFrame) or rows.empty:
+        return "no rows" if isinstance(rows, pd.DataFrame) else f"a {type(rows).__name__}"
+    if own := set(RUN_COLUMNS) & set(rows):
+        return min(own)
+    if named := [name for name in rows.index.names if name is not None]:
+        return f"the index {named[0]}, which is no column (reset_index makes it one)"
+    if twice := [*rows.columns[rows.columns.duplicated()]]:
+        return f"two columns {twice[0]}"
+    entries = (x for column in rows if rows[column].dtype.kind in "Oc" for x in rows[column])  # objects, complex
+    other = next((x for x in entries if not isinstance(x, str | Real | np.bool_ | None)), None)
+    return "" if other is None else f"an entry of type {type(other).__name__}, neither a number nor a text"
 
 
 def _returned(name: str, part: str, value: Any, kind: type) -> Any:

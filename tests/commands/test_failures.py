@@ -267,6 +267,10 @@ ANALYSES = {"residual_twice": replace(OURS["residual"], table=table)}
         (pd.DataFrame(), "its table gave no rows"),
         (pd.DataFrame({"a": []}), "its table gave no rows"),
         (pd.DataFrame({"a": [1], "seed": [1]}), "its table gave seed"),
+        (pd.DataFrame({"a": [1]}, pd.Index([2], name="b")), "its table gave the index b, which is no column (reset_"),
+        (pd.DataFrame([[1, 2]], columns=["a", "a"]), "its table gave two columns a"),
+        (pd.DataFrame({"a": ["b", None], "c": [1, [2]]}), "its table gave an entry of type list, neither a number"),
+        (pd.DataFrame({"a": [1 + 2j]}), "its table gave an entry of type complex, neither a number nor a text"),
     ],
     ids=str,
 )
@@ -282,7 +286,7 @@ def test_what_is_no_table_of_an_analysis_is_one_line(value, said, monkeypatch):
 
     monkeypatch.setitem(ANALYSES, "mine", Analysis(Options, lambda *_: value, None, str, {}, ()))
     line = refusal(runner.measure, "mine", {}, [Subject()])
-    assert line.startswith(f"analysis=mine: {said}; a table returns a DataFrame with rows, without run")
+    assert line.startswith(f"analysis=mine: {said}") and "; a table returns a DataFrame with rows, without run" in line
 
 
 @pytest.mark.parametrize("part", ["digest", "figure"])

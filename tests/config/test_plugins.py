@@ -555,6 +555,16 @@ def test_a_run_tries_what_it_takes_from_a_plugin_before_it_begins(elsewhere):
             '"size": value',
             "analysis=mine_weights: its table has the column size, which its col",
         ),
+        (
+            '"""A row for each parameter."""',
+            "[module.train() for module in subject.modules.values()]",
+            "analysis=mine_weights: its table changes the module that it measures",
+        ),
+        (
+            '"""A row for each parameter."""',
+            "[value.data.zero_() for module in subject.modules.values() for value in module.parameters()]",
+            "analysis=mine_weights: its table changes the module that it measures",
+        ),
         ("generator=generator)\n", ")\n", "task=mine_reversal: sample drew other sequences from the same generator"),
         (
             "def num_outputs",
@@ -569,11 +579,12 @@ def test_a_run_tries_what_it_takes_from_a_plugin_before_it_begins(elsewhere):
             lambda: rb.train("plugins=mine", "experiment=mine", "budget=smoke", out=elsewhere / "run"),
             lambda: checked(["plugins=mine"]),
         ):
+            TRIED.clear()
             with process(elsewhere), pytest.raises(ConfigError, match=f"^{said}"):
                 attempt()
         assert not (elsewhere / "run" / "config.yaml").exists()
         file.write_text(text)
-        check_weighting.cache_clear(), TRIED.clear()
+        check_weighting.cache_clear()
 
 
 @pytest.mark.further
