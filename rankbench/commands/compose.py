@@ -147,10 +147,17 @@ def _describe_metric(name: str) -> None:
     from rankbench.training.layers import DYNAMICS
 
     formula = STATE_METRICS[name]
-    states = States.of(torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64))
-    values, meaning = formula(states), inspect.getdoc(formula)
-    if not isinstance(values, torch.Tensor) or values.shape != (3,) or not meaning:
-        got = f"gives {values} for 3 matrices; give 3 numbers" if meaning else "has no docstring; say what it measures"
+    x_BND = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    values, meaning, got = formula(States.of(x_BND)), inspect.getdoc(formula) or "", ""
+    if not meaning:
+        got = "has no docstring; say what it measures"
+    elif not isinstance(values, torch.Tensor) or values.shape != (3,):
+        got = f"gives {values} for 3 matrices; give 3 numbers"
+    elif not torch.allclose(
+        torch.cat([formula(States.of(x_BND[i : i + 1])) for i in range(3)]), values, equal_nan=True
+    ):
+        got = "gives a matrix another number alone than beside others; take means over its own tokens alone"
+    if got:
         del STATE_METRICS[name]
         raise ConfigError(f"METRICS: {name} {got}")
     for columns in (residual.COLUMNS, dynamics.COLUMNS):

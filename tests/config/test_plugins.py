@@ -430,12 +430,16 @@ def test_what_is_no_plugin_ends_in_one_line(elsewhere, files, said):
     [
         ("lambda states: 1.0", "METRICS: one has no docstring; say what it measures"),
         ("one", "METRICS: one gives 1.0 for 3 matrices; give 3 numbers"),
+        ("share", "METRICS: share gives a matrix another number alone than beside others"),
     ],
 )
 def test_a_metric_that_is_none_is_refused_and_forgotten(elsewhere, code, said):
-    (elsewhere / "mine.py").write_text(f'def one(states):\n    """One."""\n    return 1.0\nMETRICS = {{"one": {code}}}')
+    name = code if code.isidentifier() else "one"
+    text = 'def one(states):\n    """One."""\n    return 1.0\n'
+    text += 'def share(states):\n    """One."""\n    return (x := states.whole.length_BN1.mean((1, 2))) / x.sum()\n'
+    (elsewhere / "mine.py").write_text(f'{text}METRICS = {{"{name}": {code}}}')
     assert refusal(load_plugins, ["mine"]).startswith(said)
-    assert "one" not in STATE_METRICS
+    assert name not in STATE_METRICS
 
 
 @pytest.mark.further
