@@ -16,7 +16,8 @@ from rankbench.runs.sweep import Sweep
 
 # Keys that are not variables of an experiment: where and on what it runs, how often it is evaluated, what is measured.
 SILENT: tuple[str, ...] = ("out", "beyond_memory", "seed", "seeds", "replicas", "device", "threads", "run", "analysis")
-SILENT += ("claims", "published", "trainer.eval_every", "trainer.checkpoint_every", "observe.every")
+SILENT += ("claims", "published", "figures", "objective", "observe.every")
+SILENT += ("trainer.eval_every", "trainer.checkpoint_every", "trainer.keep_state", "trainer.writers")
 NETWORKS = ("checkpoint", "module")  # keys whose values are paths of networks
 SKIPS = "model.skips"  # decides model.skip and model.mlp_skip, unless it is null
 

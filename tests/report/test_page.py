@@ -230,6 +230,9 @@ def test_keys_that_vary_and_what_goes_with_them(tmp_path):
     jobs.append(run_at(tmp_path / "4", heads=5, model="san"))
     assert varying_keys(jobs)[0] == ["model", "model.heads"]
     assert varying_keys(jobs[:1]) == ([], {})
+    for job, kind in zip(jobs, ("png", "pdf", "svg"), strict=False):  # what is drawn and kept changes no number
+        (job / "config.yaml").write_text(f"model: {{name: san}}\nfigures: [{kind}]\ntrainer: {{writers: [{kind}]}}\n")
+    assert varying_keys(jobs[:3]) == ([], {})
 
 
 def test_the_key_of_all_skips_stands_for_each(tmp_path):
