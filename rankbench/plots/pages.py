@@ -101,7 +101,8 @@ def _line_names(table: pd.DataFrame, lines: str, keys: list[str]) -> pd.Series:
 
 def _split(table: pd.DataFrame, panels: list[str], most_panels: int, kept: tuple[str | None, ...]) -> Iterator[Page]:
     """Split the table into pages: one page if it has few panels, else one for each value of some key, and so on. A
-    single key with very many values gives pages of `most_panels` values. kept: keys that share a page if possible."""
+    key with another value in each panel gives pages of `most_panels` values. kept: keys that share a page if possible.
+    """
     if not panels:
         yield Page(table, None, "")
         return
@@ -111,18 +112,18 @@ def _split(table: pd.DataFrame, panels: list[str], most_panels: int, kept: tuple
         combinations = combinations.sort_values(panels, key=lambda column: column.map(ranks[column.name]))
     if len(combinations) <= most_panels and most_panels > 1:
         yield Page(_with_facet(table, panels, combinations), panels[0], "")
-    elif len(panels) > 1 or most_panels == 1:
+    elif most_panels == 1 or not (unique := [key for key in panels if combinations[key].is_unique]):
         key = _page_key(combinations, [key for key in panels if key not in kept] or panels, most_panels)
         others = [other for other in panels if other != key]
         for value in dict.fromkeys(combinations[key]):
             for page in _split(table[table[key] == value], others, most_panels, kept):
                 yield replace(page, note=joined(f"{key}={value}", page.note))
     else:
-        values = list(combinations[panels[0]])
+        values = list(combinations[unique[-1]])
         for begin in range(0, len(values), most_panels):
             values_of_page = values[begin : begin + most_panels]
-            rows = table[table[panels[0]].isin(values_of_page)]
-            yield Page(rows, panels[0], f"{panels[0]}={values_of_page[0]} to {values_of_page[-1]}")
+            rows = _with_facet(table[table[unique[-1]].isin(values_of_page)], panels, combinations)
+            yield Page(rows, panels[0], f"{unique[-1]}={values_of_page[0]} to {values_of_page[-1]}")
 
 
 def _page_key(combinations: pd.DataFrame, keys: list[str], most_panels: int) -> str:

@@ -111,6 +111,10 @@ def test_beyond_24_panels_a_page_for_each_value_of_a_key():
     alone = pages("residual", residual_table(LRS), LRS)
     assert [page.note for page in alone] == ["optimizer.lr=0.01 to 0.24", "optimizer.lr=0.25 to 0.30"]
     assert [len(levels_drawn(page)) for page in alone] == [24, 6]
+    # runs of many configurations: not a page for each run
+    runs = residual_table(KEYS | {"s": ["1", "2"]}, ("full", "no_skip")).rename(columns={"run": "own"})
+    apart = pages("residual", runs.assign(run=runs.own), [*KEYS, "own"])
+    assert [(page.note, len(levels_drawn(page))) for page in apart] == [("own=0 to 23", 24), ("own=24 to 35", 12)]
 
 
 def test_the_order_of_panels_is_that_of_the_values_with_the_chosen_key_first():
