@@ -19,6 +19,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.gridspec import GridSpec
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.text import Text
 
 from rankbench.plots.marks import place_legend
 from rankbench.plots.names import choice_in_words, in_a_paper
@@ -76,25 +77,23 @@ class Layout(ConstrainedLayoutEngine):
     would run into others, or out of the figure."""
 
     def execute(self, figure: Figure) -> None:
-        """Arrange the figure; once more if texts had to be broken."""
+        """Arrange the figure; again if titles had to be broken, and then if labels of y had to be, for which broken
+        titles leave less room."""
         super().execute(figure)
-        if _break_labels(figure):
+        if any([_broken(axes.title, axes.title.get_window_extent().width, axes.bbox.width) for axes in figure.axes]):
+            super().execute(figure)
+        labels = [(axes.yaxis.label, OVERHANG * axes.bbox.height) for axes in figure.axes]
+        whole = [label for label in labels if "\n" not in label[0].get_text()]
+        if any([_broken(label, label.get_window_extent().height, room) for label, room in whole]):
             super().execute(figure)
 
 
-def _break_labels(figure: Figure) -> bool:
-    """Break the texts that are too long; returns whether there were any."""
-    is_broken = False
-    for axes in figure.axes:
-        panel, title_of_panel, label = axes.get_window_extent(), axes.title, axes.yaxis.label
-        texts = [(title_of_panel, title_of_panel.get_window_extent().width, panel.width, 1.0)]
-        if "\n" not in label.get_text():
-            texts.append((label, label.get_window_extent().height, panel.height, OVERHANG))
-        for text, length, room, most in texts:
-            if (words := text.get_text()) and length > most * room:
-                text.set_text(_filled(words, int(max(map(len, words.split("\n"))) * room / length)))
-                is_broken = True
-    return is_broken
+def _broken(text: Text, length: float, room: float) -> bool:
+    """Break the text into lines if its length is more than the room; returns whether it was."""
+    words = text.get_text()
+    if is_long := bool(words) and length > room:
+        text.set_text(_filled(words, int(max(map(len, words.split("\n"))) * room / length)))
+    return is_long
 
 
 def _filled(text: str, letters: int) -> str:
@@ -132,7 +131,8 @@ def save_pages(
     written = {}
     for name, (figure, note) in zip(names, figures, strict=True):
         if note:
-            figure.suptitle(in_a_paper(note.replace("$", r"\$")), fontsize=STYLE["font.size"], wrap=True)
+            above = figure.suptitle(in_a_paper(note.replace("$", r"\$")), fontsize=STYLE["font.size"])
+            _broken(above, above.get_window_extent().width, figure.bbox.width)
         written[name] = save(figure, path.with_name(name), kinds)
     return written
 

@@ -33,13 +33,19 @@ CHOICES = ("experiment", "model", "network", "optimizer", "task")  # their value
 ABBREVIATIONS = {"l2": "L2", "lstm": "LSTM", "mlp": "MLP", "san": "SAN", "relu": "ReLU"}
 # a key of the config, or one of a figure's own, and its value, which ends where the next one begins
 KEY = r"\b(?:model|task|optimizer|trainer|analysis)\.[\w.]+"
-SETTING = re.compile(rf"({KEY}|\b(?:{'|'.join((*COUNTS, *CHOICES, 'rank'))}))=([^,;·\n]*?)(?=\s*(?:[,;·\n]|$))")
+SETTING = rf"({KEY}|\b(?:{'|'.join((*COUNTS, *CHOICES, 'rank'))}))=([^,;·\n]*?)(?=\s*(?:[,;·\n]|$))"
+RUN = r"\brun=[^;·\n]*"  # folders of runs, whose names hold settings, too
 
 
 def in_a_paper(text: str) -> str:
-    """The text with words for each `key=value` of a config in it, and for each key without a value."""
-    text = SETTING.sub(lambda setting: _setting(setting[1], setting[2]), text)
-    return re.sub(KEY, lambda key: key_in_words(key[0]), text)
+    """The text with words for each `key=value` of a config in it, except in names of runs, and for each key without a
+    value."""
+
+    def words(part: re.Match) -> str:
+        run, key, value, bare = part.groups()
+        return re.sub(r",(?=\S)", ", ", run) if run else (_setting(key, value) if key else key_in_words(bare))
+
+    return re.sub(f"({RUN})|{SETTING}|({KEY})", words, text)
 
 
 def key_in_words(key: str) -> str:
@@ -68,6 +74,6 @@ def _setting(key: str, value: str) -> str:
         return f"{value} {words.removesuffix('s') if value == '1' else words}"
     if key in CHOICES:
         return choice_in_words(value)
-    if value in ("true", "none", "false", "null"):
+    if value in ("true", "none", "false", "null", ""):
         return words if value == "true" else f"no {words}"
     return f"{words} {value.replace('_', ' ')}"

@@ -2,6 +2,7 @@
 between its configurations and their baseline."""
 
 from collections.abc import Iterator
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,10 @@ from rankbench.runs.intervals import LEVEL
 from rankbench.runs.tables import booleans_as_words, mean_and_spread, over_seeds, scale_of
 
 MOST_NAMED = 12  # configurations that each have a colour and a name in a scatter plot
-# Inches, in the figure of differences: a configuration's row, the title and the axis of a panel, and the legend
-ROW, AROUND, LEGEND_HEIGHT = 0.21, 0.75, 0.35
+# Inches, in the figure of differences: a configuration's row and each further line of its name, the title and the axis
+# of a panel, and the legend
+ROW, LINE, AROUND, LEGEND_HEIGHT = 0.21, 0.13, 0.75, 0.35
+MOST_LETTERS = 30  # in a line of a configuration's name
 
 
 @styled
@@ -137,9 +140,10 @@ def draw_differences(table: pd.DataFrame) -> Figure:
     """Differences from the baseline with their 95 % intervals: a panel for each column of numbers, a row for each
     configuration. Marks are filled where p is below 0.05 after Holm's method."""
     keys = list(table.columns[: table.columns.get_loc("baseline")])
-    table = table.assign(name=settings_of(table, keys).map(in_a_paper))
+    table = table.assign(name=settings_of(table, keys).map(in_a_paper).map(lambda name: fill(name, MOST_LETTERS)))
     names, columns = list(dict.fromkeys(table.name)), list(dict.fromkeys(table.column))
-    figure, grid = _grid_of(len(columns), ROW * len(names) + AROUND, LEGEND_HEIGHT, share_x=False)
+    row = ROW + LINE * max(name.count("\n") for name in names)
+    figure, grid = _grid_of(len(columns), row * len(names) + AROUND, LEGEND_HEIGHT, share_x=False)
     for axes, column in zip(grid.flat, columns, strict=False):
         rows = table[table.column == column]
         is_shown = rows.p_holm < 2 * LEVEL

@@ -40,6 +40,7 @@ def draw_metrics(table: pd.DataFrame, facet: str | None = None) -> Figure:
         axes.sharey(first)  # before anything is drawn, because it fixes the limits
     splits = list(dict.fromkeys(table.split))
     for row, (label, rows) in zip(grid, facets, strict=True):
+        unit = "loss (nats per token)" if "accuracy" in rows.dropna(axis=1, how="all") else "loss (squared error)"
         for axes, metric in zip(row, metrics, strict=True):
             logarithmic = metric == "loss" and is_wide(table.loss)
             for number, split in enumerate(splits):
@@ -50,9 +51,9 @@ def draw_metrics(table: pd.DataFrame, facet: str | None = None) -> Figure:
             if logarithmic:
                 axes.set_yscale("log")
             whole_numbers(axes, "training step")
-            axes.set_ylabel(metric)
+            axes.set_ylabel(unit if metric == "loss" else metric)
+            axes.set_title(title(label))
             axes.tick_params(labelleft=True)
-        row[0].set_title(title(label), loc="left")  # one title for the whole row
     return with_legend(figure, grid)
 
 

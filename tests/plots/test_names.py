@@ -20,6 +20,8 @@ from rankbench.plots.sweep import draw_sweep
         ("model.weight_norm=none", "no weight norm"),
         ("model.layers=2 · analysis.lipschitz.layer=null · weights", "2 layers · layers of the network · weights"),
         ("optimizer.cap=null", "no cap"),
+        ("analysis.residual.variants=, trainer.steps=5", "no variants, steps 5"),
+        ("model.layers=2, run=6_model.layers=3,model=san · f=a", "2 layers, run=6_model.layers=3, model=san · f=a"),
         ("model.hyper_connections=doubly_stochastic", "doubly stochastic hyper-connections"),
         ("c=0.5, N=64, D=8 · f=a", "c=0.5, N=64, D=8 · f=a"),
         (r"residual $\|R\|_{1,\infty}$ of 1.5e-3", r"residual $\|R\|_{1,\infty}$ of 1.5e-3"),

@@ -396,6 +396,22 @@ def test_a_title_is_no_wider_than_its_panel():
             assert axes.title.get_window_extent().width <= axes.get_window_extent().width + 1
 
 
+def test_curves_of_runs_that_differ_in_much_have_titles_that_fit_and_losses_with_their_unit(tmp_path):
+    names = [", ".join(f"{network}, model.key{key}=value" for key in range(9)) for network in range(8)]
+    rows = [{"split": "test", "step": step, "seed": 0, "loss": 1.0 + step, "accuracy": 0.5, "model.heads": name}
+            for name in names for step in (0, 1)]  # fmt: skip
+    figure = draw_metrics(pd.DataFrame(rows), "model.heads")
+    plots.save_pages([(figure, "a note " * 40)], tmp_path / "metrics")
+    assert {axes.get_ylabel().replace("\n", " ") for axes in figure.axes} == {"loss (nats per token)", "accuracy"}
+    for axes in figure.axes:
+        assert axes.get_title(loc="left") == "" and axes.title.get_window_extent().width <= axes.bbox.width * 1.1
+        assert axes.yaxis.label.get_window_extent().height <= axes.bbox.height * 1.15
+    below_note = max(axes.title.get_window_extent().y1 for axes in figure.axes)
+    assert below_note < min(text.get_window_extent().y0 for text in figure.texts if "note" in text.get_text())
+    regression = draw_metrics(pd.DataFrame(rows).assign(accuracy=np.nan))
+    assert [axes.get_ylabel() for axes in regression.axes] == ["loss (squared error)"]
+
+
 def test_each_network_of_a_spectrum_shows_the_first_kind_that_it_has():
     rows = [
         {"run": run, "of": of, "path_length": k, "mass": 2.0**-k, "error_upto": 2.0**-k, "loss_upto": loss}

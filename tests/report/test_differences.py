@@ -128,6 +128,19 @@ def test_the_figure_has_the_tables_intervals_a_zero_line_and_filled_marks_where_
     assert [line.get_xdata() for line in axes.lines if list(line.get_xdata()) == [0, 0]]
 
 
+def test_long_names_of_configurations_leave_the_panels_their_room():
+    rows = rows_of({name: ACCURACIES[name] for name in ("dot", "l2", "cosine")})
+    keys = [KEY, *(f"trainer.key{number}" for number in range(12))]
+    table = differences(rows.assign(**dict.fromkeys(keys[1:], "0.001")), keys, ["test_accuracy"], DOT)
+    figure = draw_differences(table)
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    assert axes.bbox.width > figure.bbox.width / 3
+    for name in axes.get_yticklabels():
+        assert name.get_window_extent().height <= axes.bbox.height / 2  # of two rows
+        assert name.get_window_extent().width < figure.bbox.width * 2 / 3
+
+
 def test_keys_that_the_baseline_leaves_out_are_the_same_on_both_sides():
     values = {("dot", 2): (0.5, 0.6), ("dot", 4): (0.7, 0.9), ("l2", 2): (0.4, 0.4), ("l2", 4): (0.1, 0.2)}
     rows = [

@@ -112,7 +112,7 @@ def test_panels_of_learning_curves_share_their_axes_and_show_every_point():
     steps = [{"step": step, "seed": 0, "split": "test", "accuracy": step / 9} for step in range(3)]
     rows = [row | {"lr": lr, "loss": lr * 10.0 ** -row["step"]} for lr in (1.0, 30.0) for row in steps]
     figure = draw_metrics(pd.DataFrame(rows), "lr")
-    losses = [axes for axes in figure.axes if axes.get_ylabel() == "loss"]
+    losses = [axes for axes in figure.axes if axes.get_ylabel() == "loss (nats per token)"]
     assert len(losses) == 2 and all(axes.get_yscale() == "log" for axes in losses)
     low, high = losses[0].get_ylim()
     assert losses[1].get_ylim() == (low, high) and low < 0.01 and high > 30
