@@ -147,8 +147,8 @@ def _dispatch(words: list[str]) -> None:
     else:
         from rankbench.config.keys import closest
 
-        near = closest(words[0], list(COMMANDS))
-        refuse("", f"{words[0]}: unknown command{near}; commands are {', '.join(COMMANDS)}")
+        names = [*COMMANDS, *TEXTS]
+        refuse("", f"{words[0]}: unknown command{closest(words[0], names)}; commands are {', '.join(names)}")
 
 
 def _run(command: str, words: list[str]) -> None:

@@ -28,8 +28,7 @@ MOST_RUNS = 30  # most runs and sweeps to offer
 def script(words: list[str]) -> str:
     """The shell code that turns completion on; ConfigError for an unsupported shell."""
     if len(words) != 1 or words[0] not in SHELLS:
-        given = " ".join(["completion", *words])
-        raise ConfigError(f"{given}: of which shell? {HOW}")
+        raise ConfigError(": ".join([*words, f"of which shell? {HOW}"]))
     return (Path(__file__).with_name("shells") / f"completion.{words[0]}").read_text(encoding="utf-8")
 
 

@@ -218,7 +218,8 @@ def resolve(cfg: DictConfig, words: Iterable[str] = ()) -> Config:
     kind: Any = OmegaConf.get_type(cfg)
     for field in dataclasses.fields(kind):
         if plain.get(field.name, MISSING) == MISSING:
-            raise ConfigError(f"{field.name}: missing; leave ~{field.name} out, or give it a value")
+            word = f"~{field.name}" if field.name not in plain else f"{field.name}=???"
+            raise ConfigError(f"{field.name}: has no value; give it one, or leave {word} out")
     resolved = typed_config(kind, plain)
     check(resolved)
     return resolved

@@ -16,7 +16,7 @@ SKELETON = Path(__file__).with_name("skeleton")  # its files, with NAME in the p
 def created(words: Sequence[str]) -> str:
     """Write the folder, and return what to do next. ConfigError for a name that is taken or cannot be a module's."""
     if len(words) != 2 or words[0] != "plugin":
-        raise ConfigError(f"new {' '.join(words)}: unknown; use `rankbench new plugin NAME`")
+        raise ConfigError(f"new {' '.join(words)}: not understood; use `rankbench new plugin NAME`")
     name = words[1]
     if not (name.isidentifier() and name.islower()):
         raise ConfigError(

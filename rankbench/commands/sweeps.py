@@ -29,7 +29,7 @@ from rankbench.commands.job import config_of_job, typed_words
 from rankbench.commands.messages import explaining
 from rankbench.commands.resolvers import job_folder
 from rankbench.config.keys import ConfigError
-from rankbench.config.schema import OBJECTIVES, TrainConfig
+from rankbench.config.schema import KEYS, OBJECTIVES, TrainConfig
 from rankbench.progress import counted, duration, logging_to
 from rankbench.runs.files import WriteError
 from rankbench.runs.records import read_yaml
@@ -231,6 +231,8 @@ def _resolved(word: str, composed: DictConfig) -> str:
 
 def _sweep_overrides(config: DictConfig) -> list[Override]:
     """The overrides of a preset's sweep and of the command line; the command line wins where both set a key."""
+    if "budget" in config:  # a preset's sweep may use it
+        KEYS["budget"].check("budget", config.budget)
     preset = [f"{key}={text}" for key, text in (config.hydra.sweeper.params or {}).items()]
     overrides = parsed([*preset, *typed_words(config)])
     return list({override.get_key_element(): override for override in overrides}.values())

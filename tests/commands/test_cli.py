@@ -196,10 +196,10 @@ def test_version(tmp_path):
     assert succeeds("--version", at=tmp_path).out == f"rankbench {__version__}\n"
 
 
-@pytest.mark.parametrize(("word", "meant"), [("trian", ", did you mean train?"), ("zzzzzz", ""), ("--foo", "")])
+@pytest.mark.parametrize(("word", "meant"), [("trian", "train"), ("exlain", "explain"), ("zzzzzz", ""), ("--foo", "")])
 def test_an_unknown_command_is_one_line(word, meant, tmp_path):
-    line = refused(word, at=tmp_path)
-    assert line == f"rankbench: {word}: unknown command{meant}; commands are {', '.join(cli.COMMANDS)}"
+    line, near = refused(word, at=tmp_path), f", did you mean {meant}?" if meant else ""
+    assert line == f"rankbench: {word}: unknown command{near}; commands are {', '.join([*cli.COMMANDS, *cli.TEXTS])}"
 
 
 @pytest.mark.further
@@ -654,8 +654,9 @@ BAD = [
     # not an override at all
     ("foo", ["foo: not understood; give key=value"]),
     ("~foo", ["Could not delete from config. 'foo'"]),
-    ("~seed", ["seed: missing; leave ~seed out"]),
-    ("~model", ["model: missing; leave ~model out"]),
+    ("~seed", ["seed: has no value; give it one, or leave ~seed out"]),
+    ("~model", ["model: has no value; give it one, or leave ~model out"]),
+    ("seed=???", ["seed: has no value; give it one, or leave seed=??? out"]),
     ("=3", ["=3: a group needs one of its choices"]),
     ("model.width=${nowhere}", ["model.width: ", "nowhere"]),
     ("-m foo", ["foo: not understood; give key=value"]),
@@ -666,6 +667,7 @@ BAD = [
     ("experiment=dong_claim31", ["experiment=dong_claim31: trains nothing; use `rankbench analyze experiment="]),
     # references that lead nowhere or to what a key cannot be, and groups in groups
     ("claims=${oc.decode:null}", ["claims=null: null is not allowed here"]),
+    ("experiment=dong_fig4_sorting_settings budget=tiny", ["budget=tiny: unknown; allowed are smoke, laptop, paper"]),
     ("budget=${nowhere}", ["budget: Interpolation key 'nowhere' not found"]),
     ("budget=${oc.decode:'[1'}", ["budget: GrammarParseError"]),
     ("-m seed=1,2 hydra.sweep.dir=${nowhere}", ["hydra.sweep.dir: Interpolation key"]),

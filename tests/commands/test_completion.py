@@ -147,7 +147,7 @@ def test_presets_of_plugins_that_are_named(monkeypatch):
 
 @pytest.mark.parametrize("words", [[], ["tcsh"], ["bash", "more"]])
 def test_another_shell_is_refused(words):
-    with pytest.raises(ConfigError, match="of which shell"):
+    with pytest.raises(ConfigError, match="^" + ": ".join([*words, "of which shell"])):
         script(words)
 
 
