@@ -34,7 +34,7 @@ SPELLINGS = (  # words that Hydra would misread: the commands that take them, th
     ((), r"plugins=null", "plugins=[]"),
     ((), r"(plugins|figures|trainer\.writers)=([\w.]+)", r"\1=[\2]"),
     (("data",), r"checkpoints", "checkpoints=all"),
-    (("plot",), r"(?!table=)(.*\.csv)", r"table=\1"),
+    (("plot",), r"(?!-|(?:table|out|published|(?:plot|report)\.\w+)=)([^=]+\.\w+|.*\.csv)", r"table=\1"),
     (("report",), r"experiment=(.*)", r"scoreboard=\1"),
     (("report", "plot"), r"report\.value=([^\[].*)", r"report.value=[\1]"),
     (("analyze",), r"model=([^\[{]*[^\s:]:[^\s:]+)", r"module=\1"),  # model=mine.py:build

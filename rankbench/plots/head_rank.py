@@ -21,7 +21,8 @@ X_LABELS = {"share": "rank r / width d", "heads": "heads H"}
 
 @styled
 def draw_head_rank(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
-    """Errors and angles of heads by their rank over the width, with a line for each number of copies and of points.
+    """Of regressions errors and angles of heads by their rank over the width, with a line for each number of copies and
+    of points; of other tasks singular values of W_QK and W_VO, with a line for each layer, the mean of its heads.
 
     The figure has a row for each depth. Left: errors with softmax (filled, with the best seed as a dash), with hardmax
     (open), and of baselines; where lower bounds apply, by the number of heads, with a line for each rank. Right: the

@@ -223,6 +223,8 @@ def drawable(path: Path, chosen: StudyKeys) -> tuple[str, pd.DataFrame, list[str
     keys = [name for name in ("task", "model", *own) if table[name].nunique(dropna=False) > 1]
     studied = studied_columns(chosen, {}, table, keys)
     for place, key in chosen.places.items():
+        if key is not None and not (studied or keys):
+            raise ConfigError(f"report.{place}={key}: no key varies in {path}; give report.value=<column>, too")
         check_known(f"report.{place}", [] if key is None else [key], map(str, table if studied else keys))
     drawn = {"sweep", *FIGURES, *(name for name, analysis in ANALYSES.items() if analysis.figure is not None)}
     named = [path.stem] if path.stem in (*ANALYSES, *drawn) else _fitting(table)

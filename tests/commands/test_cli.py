@@ -917,3 +917,9 @@ def test_a_sweeps_folder_stands_for_every_run_in_it_that_has_weights(tmp_path, m
     assert [value.text for value in override.value().list] == [f"heads/{name}" for name in names[:3]]
     assert as_keys("analyze", [f"run='heads/{names[1]}'"]) == [f"run='heads/{names[1]}'"]
     assert as_keys("analyze", ["run=nowhere"]) == ["run=nowhere"]
+
+
+@pytest.mark.parametrize("word", ["out=a.csv", "published=a.csv", "plot.style=a.csv", "job"])
+def test_only_a_path_typed_alone_is_a_table(word):
+    assert as_keys("plot", ["summary.json", word]) == ["table=summary.json", word]
+    assert as_keys("plot", ["0_model.layers=2/residual.csv"]) == ["table='0_model.layers=2/residual.csv'"]

@@ -294,6 +294,13 @@ def test_a_table_that_cannot_be_drawn_is_refused(home, name, x, said):
     assert said in refusal(drawable, home / "report" / name, StudyKeys(x))
 
 
+def test_the_table_of_one_run_has_no_key_to_draw_by(tmp_path):
+    rows = [{"run": "a", "task": "sorting", "model": "san", "seed": 0, "layer": 1, "relative_residual": 0.5}]
+    pd.DataFrame(rows).to_csv(tmp_path / "residual.csv", index=False)
+    line = refusal(drawable, tmp_path / "residual.csv", StudyKeys("layer"))
+    assert line.startswith("report.x=layer: no key varies in ") and line.endswith("give report.value=<column>, too")
+
+
 @pytest.mark.parametrize(("column", "width", "rows"), [("single", 3.25, 3), ("double", 6.75, 1), (None, 9.75, 1)])
 def test_a_figure_for_print_has_a_columns_width_and_labels_on_its_outer_panels(column, width, rows):
     table = pd.DataFrame({"k": [1, 2] * 3, "f": ["a", "a", "b", "b", "c", "c"], "seed": 0, "test_accuracy": 0.5})
