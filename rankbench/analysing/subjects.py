@@ -54,6 +54,8 @@ def subjects_of_run(
     run.check_seeds()
     cfg, stacked = run.config, run.weights()
     task = build_task(cfg.task)
+    if run.status in ("running", "failed"):
+        log.warning("the training of %s has not finished: its weights are those of its last checkpoint", run.folder)
     diverged = {row["seed"] for row in run.summary().get("seeds", ()) if row["status"] == "diverged"}
     for seed in sorted(diverged if seeds is None else diverged & set(seeds)):
         log.warning("seed %d of %s diverged and is left out", seed, run.name)

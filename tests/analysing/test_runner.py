@@ -517,6 +517,16 @@ def test_fresh_subjects_are_initial_models(fresh):
         assert same_weights(subject.network, initial_model(cfg.model, task, subject.seed).state_dict())
 
 
+def test_a_training_that_has_not_finished_is_said(run, caplog):
+    summary = json.loads((run.folder / "summary.json").read_text())
+    for status, count in (("finished", 0), ("running", 1), ("failed", 1)):
+        (run.folder / "summary.json").write_text(json.dumps(summary | {"status": status}))
+        caplog.clear()
+        subjects_of_run(run, machine())
+        assert caplog.text.count(f"the training of {run.folder} has not finished") == count
+    (run.folder / "summary.json").write_text(json.dumps(summary))
+
+
 def test_a_diverged_seed_is_left_out_and_named(run, caplog):
     summary = run.summary()
     summary["seeds"][0]["status"] = "diverged"
