@@ -66,7 +66,7 @@ def draw_sweep(
             name = f"{series}={tick(line)}" if series else ""
             if statistic == "best":
                 best = summary.largest if value == "test_accuracy" else summary.smallest
-                axes.errorbar(x_values, best, label=name or "best of the seeds", **style)
+                axes.errorbar(x_values, best, label=name or "best seed", **style)
                 continue
             num_seeds, ends = summary.num_seeds.max(), [summary.low95, summary.high95]
             shown += ends
@@ -84,7 +84,7 @@ def draw_sweep(
     if scale == "positive" and is_wide(pd.concat(shown)):
         grid[0, 0].set_yscale("log")
     for row in grid:
-        row[0].set_ylabel(column_in_words(value))
+        row[0].set_ylabel(column_in_words(value) + (", best seed" if statistic == "best" else ""))
     return with_legend(figure, grid)
 
 

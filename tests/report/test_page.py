@@ -320,6 +320,7 @@ def test_the_best_of_the_seeds_is_drawn_where_it_is_asked_for(value, best):
     (axes,) = figure.axes
     (line,) = [line for line in axes.get_lines() if len(line.get_xdata()) == 2]
     assert list(line.get_ydata()) == best
+    assert axes.get_ylabel().endswith(", best seed")
 
 
 @pytest.mark.parametrize(("apart", "scale"), [(0.1, "linear"), (2, "log")])
