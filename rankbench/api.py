@@ -22,7 +22,7 @@ from rankbench.analysing.modules import building_once, offering
 from rankbench.analysing.runner import analyze_into, analyze_trained, draw_curves, measure, options_of
 from rankbench.analysing.subjects import check_finite, subjects_of
 from rankbench.commands import analyze as analyze_command
-from rankbench.commands.checks import check_corpus, check_job
+from rankbench.commands.checks import check_corpus, check_job, check_single
 from rankbench.commands.compose import compose, load_plugins
 from rankbench.commands.failures import leaving_nothing
 from rankbench.config.arguments import typed_arguments
@@ -85,6 +85,7 @@ def train(*overrides: str, out: Folder | None = None) -> Run:
             )
         cfg.out = os.fspath(out)
     check_job(cfg)
+    check_single(cfg)
     run = Run(Path(cfg.out))
     with _logging_to(run.folder / "train.log"):
         try:
@@ -180,6 +181,8 @@ def analyze(
     words += _set_options(cfg, options)
     with building_once():
         analyze_command.check(cfg, writes=out is not None)
+        if out is not None:
+            check_single(cfg)
         check_corpus(cfg)
         if out is None:
             with _logging_to(None):

@@ -12,6 +12,7 @@ from rankbench.config.keys import ConfigError, refuse_null_byte
 from rankbench.config.presets import Preset, described
 from rankbench.config.schema import SCHEMAS, AnalyzeConfig, BaseConfig, Config, TrainConfig
 from rankbench.runs.files import regular
+from rankbench.runs.sweep import JOBS
 
 
 def check_job(cfg: Config, words: Sequence[str] = ()) -> None:
@@ -55,6 +56,13 @@ def check_folder(name: str, key: str = "out") -> None:
     if not os.access(existing, os.W_OK | os.X_OK):
         raise ConfigError(f"{key}={out}: {existing} cannot be written; give another folder")
     check_records(out)
+
+
+def check_single(cfg: Config) -> None:
+    """Refuse a single run in the folder of a sweep, which could then not be continued, and whose tables it would write
+    over."""
+    if isinstance(cfg, BaseConfig) and (Path(cfg.out) / JOBS).exists():
+        raise ConfigError(f"out={cfg.out}: the folder of a sweep; give the run a folder of its own")
 
 
 def check_records(folder: Path) -> None:

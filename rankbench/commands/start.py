@@ -16,7 +16,7 @@ from hydra.core.utils import JobReturn, configure_log, run_job
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from rankbench.commands.checks import check_job
+from rankbench.commands.checks import check_job, check_single
 from rankbench.commands.composition import composed_here, name_folder, record_words, register
 from rankbench.commands.failures import leaving_nothing
 from rankbench.commands.job import config_of_job, typed_words
@@ -69,7 +69,9 @@ def _naming_after_what_varies(words: list[str]) -> list[str]:
 
 def _run(config: DictConfig, context: HydraContext, job: Callable[[DictConfig], Any]) -> None:
     """Run a single job."""
-    check_job(config_of_job(config), typed_words(config))
+    cfg = config_of_job(config)
+    check_job(cfg, typed_words(config))
+    check_single(cfg)
     told = {"config": config, "config_name": config.hydra.job.config_name}
     context.callbacks.on_run_start(**told)
     with leaving_nothing(Path(config.hydra.run.dir)):

@@ -47,6 +47,8 @@ def sweep(config: DictConfig, context: HydraContext, job: Callable[[DictConfig],
         from rankbench.commands.slurm import PatientLauncher  # needs the extra
 
         Plugins.instance().class_name_to_class[launcher] = PatientLauncher
+    if command in ("train", "analyze") and (Path(config.hydra.sweep.dir) / "config.yaml").exists():
+        raise ConfigError(f"out={config.hydra.sweep.dir}: the folder of a run; give the sweep a folder of its own")
     if _is_search(config):
         _check_search(config)
     else:

@@ -9,7 +9,7 @@ from hydra.core.utils import JobReturn
 from omegaconf import OmegaConf
 from refusals import refusal
 
-from rankbench.commands.checks import check_everything, check_job
+from rankbench.commands.checks import check_everything, check_job, check_single
 from rankbench.commands.compose import resolve
 from rankbench.commands.composition import composed
 from rankbench.commands.failures import refusing
@@ -70,6 +70,15 @@ def test_analyze_does_not_write_over_a_training_run(run, words):
         (run.folder / name).write_bytes(b"")
     with pytest.raises(ConfigError, match=r"^out=run: the folder of a training run; "):
         check_everything(resolve(composed("analyze", "out=run", *words)))
+
+
+@pytest.mark.parametrize("command", ["train", "analyze"])
+def test_no_single_run_goes_into_the_folder_of_a_sweep(tmp_path, command):
+    cfg = resolve(composed(command, "out=run"))
+    check_single(cfg)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "jobs.json").write_text("[]")
+    assert refusal(check_single, cfg).startswith("out=run: the folder of a sweep; ")
 
 
 @pytest.mark.parametrize("command", ["train", "analyze"])

@@ -486,6 +486,10 @@ def test_a_sweep_of_other_configs_is_refused_as_a_whole(tmp_path):
     assert "optimizer.lr=0.5: the run in sweep/0_model.heads=1 was begun with optimizer.lr=" in message
     message = refused(*words[:-2], "model.heads=2,1", "out=sweep", at=tmp_path)
     assert "holds another sweep, whose job 0 is 0_model.heads=1 and not 0_model.heads=2" in message
+    message = refused("train", *TINY, "out=sweep", at=tmp_path)
+    assert "out=sweep: the folder of a sweep; give the run a folder of its own" in message
+    message = refused(*words[:-1], "out=sweep/0_model.heads=1", at=tmp_path)
+    assert "out=sweep/0_model.heads=1: the folder of a run; give the sweep a folder of its own" in message
     assert hashes(tmp_path) == before
     # more of the same is the same sweep, continued
     succeeds(*words[:-2], "model.heads=1,2,4", "out=sweep", at=tmp_path)
