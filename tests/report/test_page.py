@@ -143,6 +143,7 @@ def test_the_page_is_well_formed_and_needs_nothing_else(reported, page):
     assert page.open == [] and ("meta", viewport) in page.elements
     text = (reported / "report" / "report.html").read_text()
     assert not re.search(r"https?:|//\w+\.\w|@import|<link|<img|<iframe", text)
+    assert "losses, ranks, norms and residuals on the logarithmic one" in text
     assert not [attrs for _, attrs in page.elements if "src" in attrs]
     links = [attrs["href"] for tag, attrs in page.elements if tag == "a"]
     assert links and not [link for link in links if ":" in link or link.startswith("/")]
