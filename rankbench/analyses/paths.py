@@ -30,7 +30,7 @@ from rankbench.measures.rounding import FLOOR_SEQUENCES, FloorsOfSums, floors_of
 from rankbench.measures.states import value_per_length
 from rankbench.measures.token_views import counted_first
 from rankbench.model.transformer import Transformer
-from rankbench.plots.paths import draw_paths
+from rankbench.plots.paths import draw_paths, score_of
 from rankbench.runs.tables import mean_of_seeds
 from rankbench.seeds import generator_for
 from rankbench.tape import Tape
@@ -294,19 +294,20 @@ def check(subject: Subject, options: Options) -> None:
 
 
 def digest(table: pd.DataFrame) -> str:
-    """Accuracy, or the loss of a regression, by path length; mean over seeds and repeats, for a terminal."""
-    scored = "accuracy" if table.accuracy.notna().any() else "loss"
+    """Accuracy, loss of a regression or, without targets, size by path length; mean over seeds and repeats."""
+    scored = score_of(table)
     named = table.assign(paths=["all" if pd.isna(size) else f"{size:.0f} sampled" for size in table.subset_size])
     mean = named.pivot_table(scored, ["scheme", "paths"], "path_length", "mean", sort=False)
     columns = [f"whole_{scored}", "majority_accuracy", "position_majority_accuracy"]
-    whole, majority, position = table[columns].mean().map("{:.3f}".format)
+    whole, majority, position = table.reindex(columns=columns).mean().map("{:.3f}".format)
     classes = f", commonest class {majority}, commonest class of each position {position}"
     ceiling = table.get("ceiling_accuracy", pd.Series(dtype=float)).mean()
     at_most = "" if pd.isna(ceiling) else f"; repeated tokens allow at most {ceiling:.3f}"
+    of_whole = f"whole network {whole}{classes if scored == 'accuracy' else ''}{at_most}\n"
+    of_whole = "" if scored == "norm_share" else of_whole
     return (
-        f"{scored} by path length ({mean_of_seeds(table.seed.nunique())})\n{mean.round(3).to_string()}\n"
-        f"whole network {whole}{classes if scored == 'accuracy' else ''}{at_most}\n"
-        f"largest remainder of the exact sums: {table.remainder.max():.1e}"
+        f"{scored.replace('_', ' ')} by path length ({mean_of_seeds(table.seed.nunique())})\n"
+        f"{mean.round(3).to_string()}\n{of_whole}largest remainder of the exact sums: {table.remainder.max():.1e}"
     )
 
 

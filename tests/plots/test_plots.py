@@ -159,6 +159,18 @@ def test_lines_of_paths_are_means_over_seeds():
         np.testing.assert_allclose(points, wanted, rtol=1e-9)
 
 
+@pytest.mark.parametrize(("score", "label"), [("loss", "loss (squared error)"), ("norm_share", "share of the norms")])
+def test_paths_without_accuracy_are_drawn_and_printed_by_what_they_have(score, label):
+    table = paths_table().assign(whole_accuracy=np.nan, majority_accuracy=np.nan, position_majority_accuracy=np.nan)
+    table = table.assign(**{score: table.accuracy, "whole_loss": 0.5, "remainder": 0.0, "accuracy": np.nan})
+    figure = drawn("paths", table)
+    assert figure.axes[0].get_ylabel().startswith(label)
+    assert len(lines(figure.axes[0])["all paths"].get_ydata()) == len(LENGTHS)
+    printed = ANALYSES["paths"].digest(table)
+    assert printed.startswith(f"{score.replace('_', ' ')} by path length") and "0.8" in printed
+    assert "nan" not in printed and "Empty" not in printed
+
+
 def test_the_legend_names_every_series_once():
     wanted = ["all paths", "5 sampled paths", "20 sampled paths", "whole network", "commonest class"]
     assert legend_names(drawn("paths", paths_table())) == [*wanted, "commonest class of the position"]
