@@ -233,16 +233,16 @@ PATHS: dict[str, Claim] = {
     "dong_fig4_falls_with_length": _protocol(
         statement="Accuracy consistently deteriorates with path length, from 1 on (Kendall's rank correlation over the "
         "pairs of lengths that are not both at chance, that is, within 5 points of the commonest class; differences "
-        "within the spread of repeated samples count as none; threshold: ours, -.8, which allows one swapped pair of "
-        "neighbours among six lengths).",
+        "within the spread of repeated samples count as none; samples of 5 and of 20 paths together; threshold: ours, "
+        "-.8, which allows one swapped pair of neighbours among six lengths).",
         measure=_rank_correlation_with_length,
         claimed=below(CONSISTENTLY),
         since="2026-11-26",
         control=LENGTHS_REVERSED,
     ),
     "dong_fig4_longest_at_chance": _protocol(
-        statement="The longest paths are as good as a random guess (their accuracy less that of the commonest class; "
-        "threshold: ours, 5 points to either side).",
+        statement="The longest paths are as good as a random guess (their accuracy less that of the commonest class, "
+        "mean of samples of 5 and of 20 paths; threshold: ours, 5 points to either side).",
         measure=lambda rows: _sampled(rows, rows.path_length.max()) - rows.majority_accuracy.mean(),
         claimed=within(AT_CHANCE),
         control=SIX_POINTS_ABOVE,
