@@ -123,6 +123,38 @@ class GatedOutput(Attention):
         return self.out(joined(self.mix(q, k, v, None)) * self.gate(x).sigmoid())
 
 
+class GatedCell(nn.Module):
+    """Attention whose result updates the state as in a GRU (Parisotto et al. 2020), with relu for tanh. last: whether
+    the gates are the right factors of their products."""
+
+    def __init__(self, last):
+        super().__init__()
+        self.attention, self.last = Attention(by_kernel), last
+        self.of_result, self.of_state, self.of_reset = nn.Linear(D, 3 * D), nn.Linear(D, 2 * D), nn.Linear(D, D)
+
+    def gated(self, x, gate):
+        return x * gate if self.last else gate * x
+
+    def forward(self, x):
+        reset, update, new = self.of_result(self.attention(x)).chunk(3, -1)
+        reset, update = (torch.cat([reset, update], -1) + self.of_state(x)).sigmoid().chunk(2, -1)
+        new = F.relu(new + self.of_reset(self.gated(x, reset)))
+        return self.gated(x, 1 - update) + self.gated(new, update)
+
+
+class Cells(nn.Module):
+    """Two gated cells, without norms."""
+
+    def __init__(self, last):
+        super().__init__()
+        self.cells = nn.ModuleList(GatedCell(last) for _ in range(2))
+
+    def forward(self, x):
+        for cell in self.cells:
+            x = cell(x)
+        return x
+
+
 class ValueResidual(nn.Module):
     """Layers whose values are mixed with those of the first (Zhou et al. 2024)."""
 
@@ -252,6 +284,8 @@ DESIGNS = {
     ),
     "attention over depth": Design(lambda: drawn(DepthAttention()), THREE),
     "gated output": Design(lambda: stack(*(GatedOutput() for _ in range(3))), THREE),
+    "gated cell": Design(lambda: drawn(Cells(last=False)), TWO),
+    "gated cell, gates last": Design(lambda: drawn(Cells(last=True)), TWO),
     "value residual": Design(lambda: drawn(ValueResidual()), THREE),
     "learned sinks": Design(lambda: stack(WithLearnedSinks(), MLP(), WithLearnedSinks()), TWO),
     "normed queries": Design(lambda: stack(NormedQueries(), MLP(), NormedQueries()), TWO),

@@ -254,6 +254,7 @@ def _add(seen: Seen) -> Tag | None:
     if any(tag.node is not None for tag in tags):
         parents = tuple(seen.recorder.parent(x, seen.result) for x in terms)
         tag.node = seen.node(parents, Sum(seen.result.dtype, factors))
+        tag.level = min(each.level for each in tags if each.has_paths)  # a state, to which gated numbers are added
     for base, x, other, factor in ((tags[0], terms[1], tags[1], factors[1]), (tags[1], terms[0], tags[0], factors[0])):
         if base.kind == Kind.ACTIVATION and other.kind == Kind.WEIGHT and isinstance(x, Tensor):
             tag.origin = _with_bias(base.origin, seen.result.shape, factor, x)

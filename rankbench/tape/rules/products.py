@@ -33,8 +33,10 @@ def _mul(seen: Seen) -> Tag | None:
     for tag, x, other in ((left, b, right), (right, a, left)):
         if tag.opaque is not None and isinstance(x, Tensor) and other.kind == Kind.CONSTANT and not x.any():
             return Tag(Kind.CONSTANT)  # a scan's state before the first token
-    # the less linear side is frozen; if both are alike, that of fewer attention calls, or of fewer numbers, or the left
-    if left.has_paths and not (right.has_paths and _order(left, a) >= _order(right, b)):
+    # the less linear side is frozen; if both are alike, a gate of positive numbers, or that of fewer attention calls,
+    # or of fewer numbers, or the left
+    may_carry = [tag.has_paths or _gates(other, tag) for tag, other in ((left, right), (right, left))]
+    if may_carry[0] and not (may_carry[1] and _order(left, a) >= _order(right, b)):
         tag = _scaled(seen, a, b, "right factor")
     else:
         tag = _scaled(seen, b, a, "left factor")
@@ -46,9 +48,15 @@ def _mul(seen: Seen) -> Tag | None:
     return tag
 
 
-def _order(tag: Tag, x: Tensor) -> tuple[int, int, int]:
+def _gates(gate: Tag, state: Tag) -> bool:
+    """Whether one of two factors gates the other, a state that has passed no heads."""
+    return state.kind == Kind.ACTIVATION and gate.level == Level.GATED > state.level
+
+
+def _order(tag: Tag, x: Tensor) -> tuple[int, bool, int, int]:
     """The side of a product for which it is larger is frozen."""
-    return tag.level, -tag.depth, -x.numel()
+    is_gate = tag.level == Level.GATED and bool((x > 0).all())
+    return tag.level, is_gate, -tag.depth, -x.numel()
 
 
 LINEAR_SUM: Callable[[Seen], Any] = RULES["sum"]
@@ -104,7 +112,8 @@ def _scaled(seen: Seen, x: Any, factor: Any, side: str) -> Tag:
         # exponentials over their sum
         return replace(seen.value_only([carried, other], Level.SOFTMAX), form="shares", logits=carried.logits)
     mixed = other.mixes and side != "divisor"  # P v, written as a product and a sum: its heads are not known
-    if mixed or carried.opaque is not None or (carried.node is None and other.has_paths):
+    is_gated = _gates(other, carried) and not carried.has_paths
+    if mixed or carried.opaque is not None or (carried.node is None and other.has_paths and not is_gated):
         first = replace(carried, opaque=carried.opaque or seen.call) if carried.node is not None else carried
         tag = seen.value_only([first, other], Level.GATED)
         for whole, of_whole, share in ((x, carried, factor), (factor, other, x)):
