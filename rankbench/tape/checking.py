@@ -3,6 +3,7 @@ that something else has mixed."""
 
 from collections.abc import Callable, Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from rankbench.config.keys import ConfigError
@@ -97,8 +98,7 @@ class Checking(Weighing):
         return weighted.weights(*new), weighted.weights(*before)
 
     def _queries(self, product: Product, old: Kept, tag: Tag, p: Tensor, side: int) -> list[int] | None:
-        """The touched queries; of weights on the right, which are transposed, the second factor of the scores. None if
-        the queries are not known."""
+        """The touched queries; None if they are not known."""
         if product.is_kernel and product.to_scores is not None:
             q, q0 = product.to_scores(*product.tensors)[0], product.to_scores(*old.tensors)[0]
             return touched_at(q, q0, -2)
@@ -106,7 +106,21 @@ class Checking(Weighing):
             return self.rows[key]
         if (scores := tag.scores) is None or not (touched := self.scores.get(scores.key)):
             return None
-        return touched[side] if (scores.queries, scores.keys)[side].shape[-2] == p.shape[-2] else None
+        # weights may be transposed, as those on the right are
+        sides = [number for number in (side, 1 - side) if scores[:2][number].shape[-2] == p.shape[-2]]
+        if len(sides) == 2 and touched[0] != touched[1]:
+            weighted = product.sides[side]
+            assert weighted is not None  # nobody asks for another side
+            found = changed_numbers(*self._weights_or_logits(product, old, weighted, side))[None].flatten(0, -3).any(0)
+            sides.sort(key=lambda number: _misses(found, touched[number], touched[1 - number]))
+        return touched[sides[0]] if sides else None
+
+
+def _misses(found: Tensor, rows: list[int], columns: list[int]) -> int:
+    """How many numbers of P move, (N, M), that should not if these rows and columns are touched, or the reverse."""
+    wanted = torch.zeros_like(found)
+    wanted[rows] = wanted[:, [column for column in columns if column < found.shape[-1]]] = True
+    return int((found ^ wanted).sum())
 
 
 def _check_side(call: Call, p: Tensor) -> None:

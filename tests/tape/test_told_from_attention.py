@@ -208,6 +208,35 @@ def test_queries_that_depend_on_no_input_are_read_as_the_kernel_is():
     torch.testing.assert_close(tape.sums().by_length_KBND, same.sums().by_length_KBND)
 
 
+class ToMemory(nn.Module):
+    """Tokens that read as many others; with scores or with weights that are transposed."""
+
+    def __init__(self, mix):
+        super().__init__()
+        self.cross, self.layer = Attention(mix), Attention(by_kernel)
+
+    def forward(self, x, memory):
+        x = x + self.cross(x, memory)
+        return x + self.layer(x)
+
+
+@pytest.mark.parametrize(
+    "mix",
+    [
+        written_out,
+        lambda q, k, v, _: (k @ q.mT).softmax(-2).mT @ v,
+        lambda q, k, v, _: (v.mT @ (q @ k.mT).softmax(-1).mT).mT,
+        lambda q, k, v, _: (v.mT @ (k @ q.mT).softmax(-2)).mT,
+        lambda q, k, v, _: torch.einsum("bhmn,bhmk->bhnk", (k @ q.mT).sigmoid() / N, v),
+    ],
+)
+def test_queries_are_told_from_keys_when_weights_are_transposed(mix):
+    tape = record(drawn(ToMemory(mix)), x=states(), memory=states("memory"))
+    assert [call.is_cross for call in tape.reading.calls] == [True, False]
+    itself = record(drawn(Sequence(Attention(mix), MLP(), Attention(mix))), states())
+    assert [call.is_cross for call in itself.reading.calls] == [False, False]
+
+
 class ToInducingTokens(nn.Module):
     """Learned tokens read the sequence by torch's own module, which multiplies them again in each pass."""
 
