@@ -133,7 +133,16 @@ def _touch(
         return best
     keys, of_rows = ({call.key for call in each.calls} for each in (touched, passes[0]))
     of_tokens = {call.key for call in touched.calls if not touched.may_be_of_features(call)}
+    if _counts_tokens_last(touched, passes[0]):
+        return best
     return passes if of_rows and of_tokens <= of_rows <= keys else best  # else its last axis counts no features
+
+
+def _counts_tokens_last(of_number: Touched, of_row: Touched) -> bool:
+    """Whether the last of three axes counts tokens, behind their channels: the touch of a row along it enters a
+    submodule at all tokens, and attention sees that of one number where it stands along this axis."""
+    is_mixed = bool(of_row.begun_anew.keys() - of_number.begun_anew.keys())
+    return is_mixed and all(map(of_number.may_be_of_features, of_number.calls))
 
 
 def _check_outside(plain: Plain, touched: Touched) -> None:

@@ -714,6 +714,23 @@ def test_a_mean_of_all_tokens_is_named_although_it_changes_each_but_little():
     assert record(module, states("apart", 2 * N)).reading.mixing == ("parts.0",)
 
 
+class ChannelsFirst(nn.Module):
+    """Layers of states that are given as (B, D, N)."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = Sequence(Attention(written_out), MLP(), Attention(written_out))
+
+    def forward(self, x):
+        return self.layers(x.mT)
+
+
+def test_tokens_that_are_given_behind_their_channels_are_not_mixed():
+    tape = record(drawn(ChannelsFirst()), states().mT.contiguous())
+    assert tape.paths().by_length == [1, 4, 4]
+    assert tape.reading.mixing == ()
+
+
 def test_an_input_within_an_object_is_read_by_what_the_calls_say():
     module = drawn(Sequence(Attention(written_out)))
     module.forward = lambda given: Sequence.forward(module, given["states"].x)
