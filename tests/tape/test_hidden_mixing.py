@@ -50,8 +50,17 @@ class Weighted(Attention):
 
 CAUSAL = torch.full((N, N), -torch.inf).triu(1)
 
+
+def by_logarithms(q, k):
+    """A softmax less half of that of the negative scores, both from logarithms."""
+    scores = scores_of(q, k)
+    p = scores.log_softmax(-1).exp() - 0.5 * (-scores - (-scores).logsumexp(-1, keepdim=True)).exp()
+    return p.clone()
+
+
 # P, and the function whose results `Held` holds
 WEIGHTS = {
+    "difference of softmaxes by logarithms": (by_logarithms, "clone"),
     "the largest score": (lambda q, k: F.one_hot(scores_of(q, k).argmax(-1), N).to(q.dtype), "one_hot"),
     "scores above 0": (lambda q, k: (scores_of(q, k) > 0).to(q.dtype) / N, "gt"),
     "whole numbers": (lambda q, k: (127 * scores_of(q, k).sigmoid()).to(torch.int8).to(q.dtype) / N / 127, "sigmoid"),

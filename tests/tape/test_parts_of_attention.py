@@ -75,4 +75,4 @@ def test_parts_that_are_merged_one_by_one_are_refused_where_they_are_merged():
         return sum(w[..., None] * x for w, x in zip(weights.unbind(-1), read.unbind(-2), strict=True))
 
     module = drawn(Sequence(Attention(merged(one_by_one, 4)), MLP(), Attention(written_out)))
-    assert "mul in parts.0: not covered" in refusal(lambda: record(module, states()).paths())
+    assert "mul in parts.0: weighs states with a softmax" in refusal(lambda: record(module, states()))

@@ -89,8 +89,15 @@ def _logits(seen: Seen) -> Tensor | None:
     return seen.args[0] if unshifted is None else unshifted
 
 
+@rule("log_softmax")
+def _log_softmax(seen: Seen) -> Tag:
+    return replace(seen.value_only([seen.tag(seen.args[0])]), form="log_softmax", unshifted=seen.args[0])
+
+
 @rule("exp")
 def _exp(seen: Seen) -> Tag:
+    if seen.tag(seen.args[0]).form == "log_softmax":
+        return _softmax(seen)
     return replace(seen.value_only([seen.tag(seen.args[0])]), form="exp", logits=_logits(seen))
 
 

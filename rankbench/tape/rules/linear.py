@@ -249,7 +249,9 @@ def _add(seen: Seen) -> Tag | None:
         unshifted = terms[0] if tags[0].unshifted is None else tags[0].unshifted
     pairs = any(tag.pairs for tag in tags) or _is_outer(seen)
     if any(tag.opaque is not None for tag in tags):
-        return replace(seen.value_only(tags, Level.LINEAR), unshifted=unshifted, pairs=pairs)
+        tag = replace(seen.value_only(tags, Level.LINEAR), unshifted=unshifted, pairs=pairs)
+        is_log = unshifted is not None and of is not None and of.function.endswith("logsumexp")
+        return replace(tag, form="log_softmax") if is_log else tag
     tag = replace(combined(tags), unshifted=unshifted, pairs=pairs)
     if any(tag.node is not None for tag in tags):
         parents = tuple(seen.recorder.parent(x, seen.result) for x in terms)
