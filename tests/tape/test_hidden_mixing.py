@@ -50,6 +50,8 @@ class Weighted(Attention):
 
 CAUSAL = torch.full((N, N), -torch.inf).triu(1)
 
+TEMPERATURE = nn.Parameter(torch.tensor(0.3, dtype=torch.float64), requires_grad=False)
+
 
 def by_logarithms(q, k):
     """A softmax less half of that of the negative scores, both from logarithms."""
@@ -58,9 +60,16 @@ def by_logarithms(q, k):
     return p.clone()
 
 
+def scaled_scores(q, k):
+    """Scores times a temperature, which is kept as its logarithm, over their sum."""
+    scores = scores_of(q, k) * TEMPERATURE.exp()
+    return scores / scores.abs().sum(-1, keepdim=True)
+
+
 # P, and the function whose results `Held` holds
 WEIGHTS = {
     "difference of softmaxes by logarithms": (by_logarithms, "clone"),
+    "scaled scores": (scaled_scores, "div"),
     "the largest score": (lambda q, k: F.one_hot(scores_of(q, k).argmax(-1), N).to(q.dtype), "one_hot"),
     "scores above 0": (lambda q, k: (scores_of(q, k) > 0).to(q.dtype) / N, "gt"),
     "whole numbers": (lambda q, k: (127 * scores_of(q, k).sigmoid()).to(torch.int8).to(q.dtype) / N / 127, "sigmoid"),

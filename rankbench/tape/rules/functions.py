@@ -12,7 +12,7 @@ from rankbench.tape.recording import Seen
 from rankbench.tape.rules.linear import through
 from rankbench.tape.rules.registry import rule
 from rankbench.tape.steps import Gate, Normed, Scaled
-from rankbench.tape.tags import Level, Tag, combined
+from rankbench.tape.tags import Kind, Level, Tag, combined
 
 ACTIVATIONS = """
     relu relu6 leaky_relu elu selu celu gelu silu mish softplus hardswish erf hardtanh hardsigmoid tanh sigmoid
@@ -98,7 +98,8 @@ def _log_softmax(seen: Seen) -> Tag:
 def _exp(seen: Seen) -> Tag:
     if seen.tag(seen.args[0]).form == "log_softmax":
         return _softmax(seen)
-    return replace(seen.value_only([seen.tag(seen.args[0])]), form="exp", logits=_logits(seen))
+    tag = seen.value_only([seen.tag(seen.args[0])])
+    return replace(tag, form="exp", logits=_logits(seen)) if tag.kind == Kind.ACTIVATION else tag
 
 
 @rule("as_weights")
