@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rankbench.tape.reading import Reading
 from rankbench.tape.replay import Node, Replay, Slots, Step
-from rankbench.tape.steps import Affine, Mixed, by_head
+from rankbench.tape.steps import Affine, Mixed, Sum, by_head
 from rankbench.tape.tags import Site
 
 Counts = Sequence[Any]  # by length: whole numbers of any size, or an array of one for each head
@@ -62,7 +62,7 @@ def paths_of(nodes: Sequence[Node], counted_as: Callable[[Node], Site], reading:
     last: dict[Node, set[Site | None]] = {}
     links: Links = {}
     for number, node in enumerate(nodes):
-        known = set().union(*(last[x] if isinstance(x, Node) else _begun(x) for x in node.parents or (None,)))
+        known = set().union(*(last[x] if isinstance(x, Node) else _begun(x, node) for x in node.parents or (None,)))
         last[node] = known
         if isinstance(node.step, Mixed):
             key = counted_as(node)
@@ -75,9 +75,13 @@ def paths_of(nodes: Sequence[Node], counted_as: Callable[[Node], Site], reading:
     return Paths.of(before, last[nodes[-1]] if nodes else {None}, reading, links)
 
 
-def _begun(x: Tensor | None) -> set[Site | None]:
-    """The beginning of a path, at a source or a constant; none at zeros, to which others are added or written."""
-    return {None} if x is None or bool(x.any()) else set()
+def _begun(x: Tensor | None, node: Node) -> set[Site | None]:
+    """The beginning of a path, at a source or a constant; none at zeros, to which others are added or written, and at a
+    bias: a vector that is added to all tokens alike."""
+    if x is None:
+        return {None}
+    is_bias = isinstance(node.step, Sum) and 0 < x.dim() < len(node.shape) and x.numel() == max(x.shape)
+    return {None} if bool(x.any()) and not is_bias else set()
 
 
 @torch.no_grad()

@@ -348,6 +348,33 @@ def test_a_call_that_is_several_others_is_read_as_these(name):
     torch.testing.assert_close(tape.sums().by_length_KBND, same.sums().by_length_KBND)
 
 
+class Normed(nn.Module):
+    """Attention without a skip, and a norm with weight and bias."""
+
+    def __init__(self, normed):
+        super().__init__()
+        self.attention, self.normed = Attention(by_kernel), normed
+        self.weight, self.bias = nn.Parameter(torch.ones(D)), nn.Parameter(torch.zeros(D))
+
+    def forward(self, x):
+        return self.normed(self.attention(x), self.weight, self.bias)
+
+
+NORMS = (
+    lambda x, weight, bias: F.layer_norm(x, (D,), weight, bias),
+    lambda x, weight, bias: F.layer_norm(x, (D,)) * weight + bias,
+    lambda x, weight, bias: F.group_norm(x.flatten(0, 1), 1, weight, bias).view_as(x),
+)
+
+
+def test_a_bias_begins_no_path_however_its_norm_is_written():
+    tapes = [record(drawn(nn.Sequential(*(Normed(normed) for _ in range(2)))), states()) for normed in NORMS]
+    assert [tape.paths().by_length for tape in tapes] == [[0, 0, 4]] * 3
+    first, *others = (tape.sums().by_length_KBND for tape in tapes)
+    for other in others:
+        torch.testing.assert_close(other, first)
+
+
 def test_a_scan_alone_is_refused():
     with pytest.raises(ConfigError, match="Sequence: made no attention call that the tape knows"):
         record(stack(StateSpace(), Recurrence()), x=states())
