@@ -30,6 +30,8 @@ def axes_of(new: Tensor, old: Tensor, calls: Sequence[ReadCall], sequence: tuple
         batch = [axis for axis in ends if axis not in tokens][:1]
         alone = [axis for axis in range(new.dim() - 1) if new.shape[axis] == 1 and axis not in tokens]
         return Axes(next(iter(batch or alone), None), tuple(tokens))
+    if sequence[1] == 1 and is_spread(new, old):  # of a single sequence, no axis is touched in part
+        ends = [axis for axis in range(new.dim() - 1) if new.shape[axis] == 1]
     if len(ends) != 1 or (tokens and tokens != ends):
         return None
     if is_spread(new, old) and new.dim() > 2:  # what is no attention has mixed all tokens

@@ -528,6 +528,23 @@ def test_tokens_first_are_tokens_whatever_the_sizes(sequences, tokens):
     assert found.axes == Axes(1, (0,)) and found.example.num_sequences == sequences
 
 
+class Beside(nn.Module):
+    """Attention beside a convolution."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention, self.convolution = Attention(by_kernel), nn.Conv1d(D, D, 3, padding=1)
+
+    def forward(self, x):
+        return self.attention(x) + self.convolution(x.mT).mT
+
+
+@pytest.mark.parametrize("sequences", [1, 2])
+def test_a_convolution_beside_the_last_attention_is_named_whatever_the_number_of_sequences(sequences):
+    tape = record(drawn(Sequence(Attention(by_kernel), Beside())), states()[:sequences])
+    assert tape.reading.mixing == ("parts.1",)
+
+
 class OfTheBatch(nn.Module):
     """Attention of the tokens of a sequence, and of the sequences at a token."""
 
