@@ -397,7 +397,8 @@ def law_of(*points):
     [((2, 2.5), 0.5), ((2, math.nan), math.nan), ((3, 3), math.nan)],
 )
 def test_a_point_without_a_number_or_a_form_is_no_agreement(monkeypatch, fresh_subject, point, measured):
-    monkeypatch.setitem(LAWS, "own", law_of(("claimed", "a", 1, 1.0), ("claimed", "a", *point)))
+    points = [(1, 1.0), (2, 2.0), point]
+    monkeypatch.setitem(LAWS, "own", law_of(*(("claimed", "a", *each) for each in points)))
     claim = agrees("own", line=0.1, statement="", source="", control="")
     assert claim.measure(measure("laws", options_of("laws", law="own"), [fresh_subject(0)])) == pytest.approx(
         measured, nan_ok=True
