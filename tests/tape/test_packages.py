@@ -261,6 +261,18 @@ def test_weights_may_be_multiplied_by_a_number():
     assert record(drawn(Sequence(Attention(scaled))), states()).paths().by_length == [1, H]
 
 
+@pytest.mark.parametrize("least", [0.0, 1.0])
+def test_scores_over_the_size_of_their_sum_are_linear(least):
+    """As in a retention (Sun et al. 2023)."""
+
+    def over_sums(q, k, v, _):
+        scores = q @ k.mT
+        return scores / scores.abs().sum(-1, keepdim=True).clamp(min=least) @ v
+
+    reading = record(drawn(Sequence(Attention(over_sums))), states()).reading
+    assert [(call.kind, call.lead.heads) for call in reading.calls] == [("linear", H)]
+
+
 class LearnsInside(Sequence):
     """Attention to which the gradient of a loss is added, as in a memory that learns."""
 

@@ -111,6 +111,9 @@ def _scaled(seen: Seen, x: Any, factor: Any, side: str) -> Tag:
     if side == "divisor" and carried.form == other.form == "exp":
         # exponentials over their sum
         return replace(seen.value_only([carried, other], Level.SOFTMAX), form="shares", logits=carried.logits)
+    if side == "divisor":  # weights are of the kind of what is divided
+        other = replace(other, form="")
+        tag = combined([carried, other])
     mixed = other.mixes and side != "divisor"  # P v, written as a product and a sum: its heads are not known
     is_gated = _gates(other, carried) and not carried.has_paths
     if mixed or carried.opaque is not None or (carried.node is None and other.has_paths and not is_gated):
