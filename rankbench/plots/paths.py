@@ -3,7 +3,7 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
-from rankbench.plots.figure import grid_of, styled, title
+from rankbench.plots.figure import facets_of, grid_of, styled, title
 from rankbench.plots.marks import level, line, published_marks, whole_numbers, with_legend
 from rankbench.plots.style import GREY, INK
 
@@ -30,11 +30,11 @@ def draw_paths(table: pd.DataFrame, published: pd.DataFrame | None = None, facet
 
     A column for each scheme, a row for each facet. Where a whole sum is no more than rounding, its accuracy is marked.
     """
-    score = score_of(table)
     schemes = list(dict.fromkeys(table.scheme))
     sizes = sorted(table.subset_size.dropna().unique())
-    figure, grid, facets = grid_of(table, facet, len(schemes))
-    for row, (label, rows) in zip(grid, facets, strict=True):
+    scores = [score_of(rows) for _, rows in facets_of(table, facet)]
+    figure, grid, facets = grid_of(table, facet, len(schemes), share_y=len({*scores}) == 1)
+    for row, score, (label, rows) in zip(grid, scores, facets, strict=True):
         for axes, scheme in zip(row, schemes, strict=True):
             of_scheme = rows[rows.scheme == scheme]
             all_paths = of_scheme[of_scheme.selection == "all"]

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from rankbench.measures.attention_matrices import ATTENTION_FLOORS
 from rankbench.measures.states import OF_RESIDUAL, STATE_FLOORS
-from rankbench.plots.figure import grid_of, in_words, styled, title
+from rankbench.plots.figure import facets_of, grid_of, in_words, styled, title
 from rankbench.plots.marks import is_wide, line, mean_line, spans_orders, whole_numbers, with_legend
 from rankbench.plots.pages import one_facet
 from rankbench.plots.readings import in_steps
@@ -35,14 +35,19 @@ WEIGHT = "weight"  # the column of a parameter's name without the number of its 
 def draw_metrics(table: pd.DataFrame, facet: str | None = None) -> Figure:
     """Loss and, where the task has one, accuracy over training steps, a line for each split; a row for each facet."""
     metrics = [name for name in ("loss", "accuracy") if name in table and table[name].notna().any()]
+    of_classes = ["accuracy" in rows.dropna(axis=1, how="all") for _, rows in facets_of(table, facet)]
+    is_mixed = len({*of_classes}) > 1  # tasks whose losses have other units
     figure, grid, facets = grid_of(table, facet, len(metrics), share_y=False)
-    for axes, first in zip(grid[1:].flat, [*grid[0]] * len(grid), strict=False):
+    for axes, first in zip(grid[1:].flat, [] if is_mixed else [*grid[0]] * len(grid), strict=False):
         axes.sharey(first)  # before anything is drawn, because it fixes the limits
-    splits = list(dict.fromkeys(table.split))
-    for row, (label, rows) in zip(grid, facets, strict=True):
-        unit = "loss (nats per token)" if "accuracy" in rows.dropna(axis=1, how="all") else "loss (squared error)"
+    splits, lowest = list(dict.fromkeys(table.split)), {}
+    for row, has_classes, (label, rows) in zip(grid, of_classes, facets, strict=True):
+        unit = "nats per token" if has_classes else "squared error"
         for axes, metric in zip(row, metrics, strict=True):
-            logarithmic = metric == "loss" and is_wide(table.loss)
+            if rows[metric].isna().all():
+                axes.set_axis_off()
+                continue
+            logarithmic = metric == "loss" and is_wide((rows if is_mixed else table).loss)
             for number, split in enumerate(splits):
                 of_split = rows[rows.split == split].dropna(subset=[metric])
                 if len(of_split):
@@ -51,9 +56,13 @@ def draw_metrics(table: pd.DataFrame, facet: str | None = None) -> Figure:
             if logarithmic:
                 axes.set_yscale("log")
             whole_numbers(axes, "training step")
-            axes.set_ylabel(unit if metric == "loss" else metric)
+            axes.set_ylabel(f"loss ({unit})" if metric == "loss" else metric)
             axes.set_title(title(label))
             axes.tick_params(labelleft=True)
+            lowest[metric] = axes
+    for axes in lowest.values():
+        axes.tick_params(labelbottom=True)
+        axes.set_xlabel("training step")
     return with_legend(figure, grid)
 
 

@@ -169,6 +169,9 @@ def test_paths_without_accuracy_are_drawn_and_printed_by_what_they_have(score, l
     printed = ANALYSES["paths"].digest(table)
     assert printed.startswith(f"{score.replace('_', ' ')} by path length") and "0.8" in printed
     assert "nan" not in printed and "Empty" not in printed
+    both = pd.concat([paths_table().assign(task="sorting"), table.assign(task="arcs")])
+    labels = [axes.get_ylabel() for axes in drawn("paths", both, facet="task").axes if axes.get_ylabel()]
+    assert labels[0].startswith("accuracy") and labels[1].startswith(label)
 
 
 def test_the_legend_names_every_series_once():
@@ -422,6 +425,18 @@ def test_curves_of_runs_that_differ_in_much_have_titles_that_fit_and_losses_with
     assert below_note < min(text.get_window_extent().y0 for text in figure.texts if "note" in text.get_text())
     regression = draw_metrics(pd.DataFrame(rows).assign(accuracy=np.nan))
     assert [axes.get_ylabel() for axes in regression.axes] == ["loss (squared error)"]
+
+
+def test_curves_of_a_task_with_classes_and_of_a_regression_share_no_axis():
+    of_classes = pd.DataFrame({"split": "test", "step": [0, 1], "seed": 0, "loss": [2.0, 1.0], "accuracy": [0.1, 0.5]})
+    tables = [of_classes.assign(task="sorting"), of_classes.assign(task="arcs", accuracy=np.nan, loss=[1.0, 1e-3])]
+    accuracy, *_ = [axes for axes in draw_metrics(pd.concat(tables), "task").axes if axes.get_ylabel() == "accuracy"]
+    assert accuracy.get_xlabel() == "training step"
+    losses = {axes.get_ylabel(): axes for axes in accuracy.figure.axes if axes.axison and axes is not accuracy}
+    assert {label: axes.get_yscale() for label, axes in losses.items()} == {
+        "loss (nats per token)": "linear",
+        "loss (squared error)": "log",
+    }
 
 
 def test_each_network_of_a_spectrum_shows_the_first_kind_that_it_has():
