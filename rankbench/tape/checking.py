@@ -106,19 +106,21 @@ class Checking(Weighing):
             return self.rows[key]
         if (scores := tag.scores) is None or not (touched := self.scores.get(scores.key)):
             return None
-        # weights may be transposed, as those on the right are
-        sides = [number for number in (side, 1 - side) if scores[:2][number].shape[-2] == p.shape[-2]]
-        if len(sides) == 2 and touched[0] != touched[1]:
+        if scores[:2][side].shape[-2] != p.shape[-2]:
+            return None
+        if scores[:2][1 - side].shape[-2] == p.shape[-2] and touched[0] != touched[1]:  # weights may be transposed
             weighted = product.sides[side]
             assert weighted is not None  # nobody asks for another side
             found = changed_numbers(*self._weights_or_logits(product, old, weighted, side))[None].flatten(0, -3).any(0)
-            sides.sort(key=lambda number: _misses(found, touched[number], touched[1 - number]))
-        return touched[sides[0]] if sides else None
+            return min(touched[side], touched[1 - side], key=lambda rows: _misses(found, rows, touched))
+        return touched[side]
 
 
-def _misses(found: Tensor, rows: list[int], columns: list[int]) -> int:
-    """How many numbers of P move, (N, M), that should not if these rows and columns are touched, or the reverse."""
+def _misses(found: Tensor, rows: list[int], touched: list[list[int]]) -> int:
+    """How many numbers of P move, (N, M), that should not if these rows and the other columns are touched, or the
+    reverse. touched: the indices of both factors of the scores."""
     wanted = torch.zeros_like(found)
+    (columns,) = (other for other in touched if other is not rows)
     wanted[rows] = wanted[:, [column for column in columns if column < found.shape[-1]]] = True
     return int((found ^ wanted).sum())
 
