@@ -33,6 +33,7 @@ from rankbench.judging import (
     table_of,
 )
 from rankbench.judging.claim import NOTHING
+from rankbench.measures.states import NotFinite
 from rankbench.model import skeleton
 from rankbench.model.kinds import kinds_of_task
 from rankbench.plots.residual import draw_overview
@@ -287,7 +288,10 @@ def measure(name: str, options: Any, subjects: Sequence[Subject], kept: KeptSeed
         began, how = time.perf_counter(), "was measured before"
         if kept is None or (rows := kept.rows(number)) is None:
             how = "is measured"
-            rows = analysis.table(subject, options)
+            try:
+                rows = analysis.table(subject, options)
+            except NotFinite as error:
+                raise ConfigError(str(error)) from error
             _check_rows(name, rows)
             if kept is not None and len(subjects) > 1 and time.perf_counter() - began > SECONDS_KEPT:
                 kept.keep(number, rows)

@@ -91,6 +91,8 @@ def refusal_of(error: BaseException) -> ConfigError | None:
             "cluster=joblib: a worker was killed, perhaps for want of memory; the same command with the sweep's folder "
             "as out= continues; hydra.launcher.n_jobs=1 needs less memory"
         )
+    if type(error).__name__ == "NotFinite":  # rankbench.measures.states', which would import torch
+        return ConfigError(str(error))
     if isinstance(error, MemoryError | RuntimeError) and (reason := _out_of_memory(error)) is not None:
         return ConfigError(reason)
     from rankbench.config.plugins import frames_of_user

@@ -14,7 +14,6 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from rankbench.config.keys import ConfigError
 from rankbench.measures import norms
 from rankbench.measures.norms import Spectrum
 
@@ -179,7 +178,7 @@ def _values(x_BND: Tensor) -> dict[str, Tensor]:
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
-class NotFinite(ConfigError):
+class NotFinite(ValueError):
     """Numbers of a network that have overflowed, or that nothing defines."""
 
 
