@@ -181,12 +181,11 @@ def analyze(
     words += _set_options(cfg, options)
     with building_once():
         analyze_command.check(cfg, writes=out is not None)
-        if out is not None:
-            check_single(cfg)
         check_corpus(cfg)
         if out is None:
             with _logging_to(None):
                 return _tables_of(cfg)
+        check_single(cfg)
         with leaving_nothing(Path(cfg.out)), _logging_to(Path(cfg.out) / "analyze.log"):
             analyze_into(cfg, _command("analyze", words, out))
             return {name: Run(Path(cfg.out)).table(name) for name in cfg.analysis}
