@@ -97,7 +97,8 @@ def _all_pages(
 ) -> Path:
     """Write the pages from the runs and, for presets without a complete first run here, from what the pages say."""
     first = {name for name, run in best.items() if run.complete and not run.is_second}
-    known = known_before(pages, {board["preset"] for board in boards} - first)
+    on_pages = known_before(pages, {board["preset"] for board in boards})
+    known = {name: result for name, result in on_pages.items() if name not in first}
     drop_old_claims(pages, known)
     runs = {name: run for name, run in best.items() if name not in known}
     second = {name: run for name, run in second.items() if run != runs.get(name)}
@@ -109,8 +110,9 @@ def _all_pages(
             repeated = second[name].verdicts if name in second else known_second(pages, name)
             verdicts += beside_second(source.verdicts, repeated)
     about = "commit {commit}, scale {scale}, {finished}"
-    repeats = {name: {"second": about.format(**run.about())} for name, run in second.items()}
-    boards = [board | repeats.get(board["preset"], {}) for board in boards]
+    repeats = {name: result.board.get("second") for name, result in on_pages.items()}
+    repeats |= {name: about.format(**run.about()) for name, run in second.items()}
+    boards = [board | {"second": repeats.get(board["preset"])} for board in boards]
     statements = across_presets(verdicts)
     index = write_pages(pages, statements, boards, runs, second)
     homes = {name: pages / "presets" / name for name in known | runs}

@@ -204,6 +204,9 @@ def test_a_second_run_on_other_seeds_stands_beside_the_first(outputs, tmp_path, 
         assert (row["replicated"], row["outcome"], row["measured"]) == (replicated, outcome, 0.99)
         page = (tmp_path / "docs" / "dong_et_al_2021.md").read_text()
         assert text in page if text else "- With other seeds" not in page
+        board = next(row for row in records(read_table(tmp_path / "docs" / "presets.csv")) if row["preset"] == "demo")
+        complete = second.get("status") != "running"
+        assert (board["second"] or "").startswith("commit ") == complete
         assert disagreements(tmp_path / "docs") == []
         shutil.rmtree(again, ignore_errors=True)
 
