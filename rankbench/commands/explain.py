@@ -4,11 +4,12 @@ analysis, a metric, a column of a table, a preset or a claim."""
 import re
 import textwrap
 from collections.abc import Iterator
+from pathlib import Path
 
 from omegaconf import OmegaConf
 
 from rankbench.commands.compose import load_plugins
-from rankbench.commands.reference import METRICS, Row, sections, subject_of
+from rankbench.commands.reference import METRICS, PAGE, Row, sections, subject_of
 from rankbench.commands.usage import terminal_width
 from rankbench.config import plugins
 from rankbench.config.keys import ConfigError, closest, entries
@@ -17,8 +18,9 @@ from rankbench.config.schema import SCHEMAS
 HELP = """Usage: rankbench explain WORD [WORD ...] [plugins=[a]]
 
 Explains a key (model.norm), a group of keys (model), a choice of a group (sorting, paths, san), a metric or a column of
-a table (effective_rank), a preset (dong_fig4_sorting) or a claim (dong_fig2_skips). plugins=[a] adds those of a
-plug-in."""
+a table (effective_rank, outcome), a preset (dong_fig4_sorting) or a claim (dong_fig2_skips). plugins=[a] adds those of
+a plug-in."""
+VERDICTS = PAGE.with_name("CLAIMS.md")  # with the columns of verdicts.csv and statements.csv
 GROUPS = ("task", "model", "analysis", "optimizer", "cluster", "search")  # whose choices are explained
 Facts = dict[str, str]
 Keys = dict[str, tuple[str, Row]]  # each key's heading and row
@@ -38,7 +40,8 @@ def _meanings(word: str, keys: Keys) -> list[Facts]:
     """All that a word means, each as facts by name; the first is the word itself."""
     if word in keys:
         return [_key(word, *keys[word])]
-    found = [facts for of_kind in (_group, _choice, _measured, _preset, _claim) for facts in of_kind(word, keys)]
+    kinds = (_group, _choice, _measured, _judged, _preset, _claim)
+    found = [facts for of_kind in kinds for facts in of_kind(word, keys)]
     if found:
         return found
     called = [name for name in keys if name.rpartition(".")[2] == word]
@@ -114,6 +117,12 @@ def _measured(word: str, keys: Keys) -> Iterator[Facts]:
         yield facts | {"measured by": command}
 
 
+def _judged(word: str, keys: Keys) -> Iterator[Facts]:
+    """A column of the tables of verdicts."""
+    if (meaning := _verdict_columns().get(word)) is not None:
+        yield {f"{word} (column of verdicts.csv, statements.csv)": meaning}
+
+
 def _preset(word: str, keys: Keys) -> Iterator[Facts]:
     from rankbench.config.presets import all_claims_of, described
 
@@ -146,17 +155,24 @@ def _all_words(keys: Keys) -> set[str]:
     groups = {name.partition(".")[0] for name in keys}
     choices = {name for group in (*GROUPS, "experiment") for name in plugins.choices(group)}
     columns = {name for analysis in ANALYSES.values() for name in analysis.columns}
-    return {*keys, *groups, *choices, *columns, *CLAIMS}
+    return {*keys, *groups, *choices, *columns, *_verdict_columns(), *CLAIMS}
 
 
 def _formulas() -> dict[str, tuple[str, str]]:
     """The metrics of docs/METRICS.md: formula, and range and source."""
-    formulas: dict[str, tuple[str, str]] = {}
-    for names, formula, source in re.findall(
-        r"^\| (`.*?) \| (.*?) \| (.*?) ?\|$", METRICS.read_text(encoding="utf-8").replace(r"\|", "|"), re.MULTILINE
-    ):
-        formulas |= dict.fromkeys(re.findall(r"`(\w+)`", names), (formula, source))
-    return formulas
+    return {name: (formula, source) for name, (formula, source) in _cells_by_name(METRICS, 3)}
+
+
+def _verdict_columns() -> dict[str, str]:
+    """The columns of docs/CLAIMS.md and what they mean."""
+    return {name: meaning for name, (meaning,) in _cells_by_name(VERDICTS, 2)}
+
+
+def _cells_by_name(page: Path, num_columns: int) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """The names in the first cells of the tables of this many columns, each with the other cells of its row."""
+    row = r"^\| (`.*?)" + r" \| (.*?)" * (num_columns - 1) + r" ?\|$"
+    for names, *cells in re.findall(row, page.read_text(encoding="utf-8").replace(r"\|", "|"), re.MULTILINE):
+        yield from ((name, tuple(cells)) for name in re.findall(r"`(\w+)`", names))
 
 
 def _in_lines(facts: Facts) -> str:

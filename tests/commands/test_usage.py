@@ -113,6 +113,7 @@ def test_a_key_is_explained(monkeypatch):
         ("dong_fig4_sorting", "\ncommand: rankbench train experiment=dong_fig4_sorting\ncost: one CPU core: "),
         ("dong_fig2_skips", "judged by: rankbench analyze experiment=dong_fig2_checkpoints"),
         ("peri", "model.norm=peri: Place of the norm."),
+        ("low95", "low95 (column of verdicts.csv, statements.csv): Ends of the 95 % interval of the mean."),
     ],
 )
 def test_other_words_are_explained(word, said, monkeypatch):
