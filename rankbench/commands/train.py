@@ -11,6 +11,8 @@ from rankbench.commands.job import hydra_of_job, one_line, prepared, working
 from rankbench.config.keys import ConfigError
 from rankbench.config.schema import TrainConfig
 
+MOST_PRINTED = 20  # seeds whose scores the command prints; of more seeds the lowest and the highest
+
 
 def check(cfg: TrainConfig, words: Sequence[str] = ()) -> None:
     """Raise ConfigError for what cannot be trained or continued, and for a preset that only measures."""
@@ -56,7 +58,8 @@ def run(config: DictConfig) -> float:
         score = "test_loss" if any(row.get("test_accuracy") is None for row in trained) else "test_accuracy"
         scores = [row[score] for row in trained]
         mean = sum(scores) / len(scores) if scores else float("nan")
-        printed = " ".join(f"{value:.3f}" for value in scores)
+        each = scores if len(scores) <= MOST_PRINTED else [min(scores), max(scores)]
+        printed = (" " if each is scores else " to ").join(f"{value:.3f}" for value in each)
         lines = [f"{score.replace('_', ' ')} {mean:.3f} ({mean_of_seeds(len(trained))}: {printed})", f"-> {run.folder}"]
         if not in_sweep and (curves := draw_curves(cfg, run)):  # the report of a sweep has its curves
             lines.append(drawn_line(curves))

@@ -292,6 +292,14 @@ def test_train_records_config_machine_and_summary(trained):
     assert "step 3/3" in (trained / "train.log").read_text()
 
 
+@pytest.mark.further
+def test_of_many_seeds_the_lowest_and_the_highest_score_are_printed(tmp_path):
+    words = ("budget=smoke", "replicas=21", "trainer.steps=1", "analysis=[]", "out=many")
+    said = succeeds("train", *words, at=tmp_path).out
+    final = [row["test_accuracy"] for row in json.loads((tmp_path / "many" / "summary.json").read_text())["seeds"]]
+    assert f" (mean of 21 seeds: {min(final):.3f} to {max(final):.3f})\n" in said
+
+
 def test_train_says_accuracy_folder_figures_and_verdicts(home, trained):
     said = (home / "said.txt").read_text()
     assert list(pd.read_csv(trained / "residual.csv").columns[:4]) == RUN_COLUMNS
