@@ -12,13 +12,14 @@ from rankbench.tape.touch import changed_at
 class Way(NamedTuple):
     """How inputs are touched: by how many standard deviations, 0 for not at all; in which inputs of tokens one is
     exchanged for another; whether at one of the first tokens; whether at all numbers along the last of three axes;
-    which inputs are left alone."""
+    which inputs are left alone; how far from the usual token, or pixel."""
 
     scale: float
     exchanged: frozenset[int] = frozenset()
     early: bool = False
     rows: bool = False
     left_out: frozenset[int] = frozenset()
+    beside: int = 0
 
 
 class Mark(NamedTuple):
@@ -64,9 +65,18 @@ def middle(at: Sequence[int], size: int) -> int:
     return at[0] if at[-1] == size - 1 else at[len(at) // 2]
 
 
-def place_of(shape: Sequence[int], number: int, early: bool = False) -> tuple[int, ...]:
-    """The number of an input that is touched: off the diagonal, so that sequences and tokens differ, and at another
-    token for each input. early: at one of the first tokens, not one of the last, whichever axis is theirs."""
+def place_of(shape: Sequence[int], number: int, way: Way) -> tuple[int, ...]:
+    """The number of an input that is touched: `way.beside` from its usual place, along whichever axis counts tokens."""
+    axes = range(1 if len(shape) < 4 else 2, len(shape))
+    return tuple(
+        min(max(0, at + way.beside * (axis in axes)), shape[axis] - 1)
+        for axis, at in enumerate(_usual_place(shape, number, way.early))
+    )
+
+
+def _usual_place(shape: Sequence[int], number: int, early: bool) -> tuple[int, ...]:
+    """A place off the diagonal, so that sequences and tokens differ, and at another token for each input. early: at one
+    of the first tokens, not one of the last, whichever axis is theirs."""
     if early:
         first = [1, number + (number > 0), *[0] * len(shape)] if len(shape) > 1 else [number]
         return tuple(min(at, size - 1) for at, size in zip(first, shape, strict=False))

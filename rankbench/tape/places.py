@@ -47,7 +47,7 @@ class Placed(Touching):
 
     def places_of(self, shape: Sequence[int], axis: int) -> list[int]:
         """Where inputs of tokens of this shape are touched along an axis, if they are; of the turned one, too."""
-        marks = [mark for mark in self.marks if mark is not None]
+        marks = [mark for mark in self.marks if mark is not None and axis < min(2, len(mark.shape))]
         places = [mark.at[axis] for mark in marks if mark.shape == tuple(shape)]
         return places + [mark.at[1 - axis] for mark in marks if mark.shape == tuple(shape)[::-1]]
 
@@ -60,6 +60,15 @@ class Placed(Touching):
                 batch = 0 if batch is None else batch
                 return mark.at[batch], mark.shape[batch]
         return 0, 0
+
+    @property
+    def width_of_token(self) -> int:
+        """Of images, how many pixels side by side make a token, if these form a square; else 1."""
+        if not self.calls or all(mark is None or len(mark.shape) < 4 for mark in self.marks):
+            return 1
+        read = next((x for run in reversed(self.calls[0].runs) for x in self.entered.get(run, ())), None)
+        number = 1 if read is None else read.numel() // (read.shape[-1] * self.sequence[1])
+        return max(1, max(mark.shape[-1] for mark in self.marks if mark is not None) // max(1, math.isqrt(number)))
 
     def leaves_rows(self, call: ReadCall) -> bool:
         """Whether P has more leading indices than heads of all sequences: windows, or heads that the touch missed."""

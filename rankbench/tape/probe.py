@@ -14,7 +14,7 @@ from rankbench.tape.plain import Changed, Kept, Plain, first_of
 from rankbench.tape.reading import Factor, ReadCall
 from rankbench.tape.recording import Product
 from rankbench.tape.rules.products import have_unit_sums, unclear_axes
-from rankbench.tape.tags import Kind, Level, Role, Site, Tag, Verdict, Visit
+from rankbench.tape.tags import Kind, Level, Role, Site, Tag, Verdict, Visit, Weighted
 from rankbench.tape.touch import (
     are_heads,
     are_rearranged,
@@ -56,6 +56,7 @@ class Touched(Checking):
         self.factors: list[Factor] = []
         self.of_depth: dict[int, list[tuple[ReadCall, Tensor, tuple]]] = {}
         self.begun_anew: dict[Visit, None] = {}  # submodules where the touch of a mixed state begins anew
+        self.own_rows: dict[Site, int] = {}  # where queries that no input reaches are touched
         self.entered_at: list[list[int]] = []  # indices along the first axes at which a submodule's state was touched
 
     def enter(self, run: Visit, x: Tensor) -> None:
@@ -166,9 +167,8 @@ class Touched(Checking):
         queries = self._queries(product, old, tag, p, side)
         has_scores = product.is_kernel or tag.mixes
         is_pooling = not has_scores and p.shape[-2] > 1 and not is_partly(changed_at(p, p0, -2), p.shape[-2])
-        # queries that no input reaches are tokens of their own, from here on touched where no input is
-        rows = (paired_rows(p, p0, at) or touched_at(p, p0, -2)) if queries is None else queries
-        row = 0 if queries == [] else rows[-1] if is_partly(rows, p.shape[-2]) else p.shape[-2] - 1
+        reading = self._paired(product, old, weighted, side, at) if queries is None else queries
+        row = self._row(key, reading, touched_at(p, p0, -2), p.shape[-2])
         of_blocks = self._blocks(product, old, side, p)
         if of_blocks is not None and v.dim() == p.dim():  # heads may choose their queries
             of_blocks = {axis: at_axis for axis, at_axis in of_blocks.items() if not are_heads(v, v0, axis)}
@@ -265,6 +265,29 @@ class Touched(Checking):
         if not why and not is_softmax and not is_sure and self.way.scale:
             why = "neither a softmax nor the touch shows that it mixes tokens"
         return kind, is_sure, why
+
+    def _paired(
+        self, product: Product, old: Kept, weighted: Weighted, side: int, at: Sequence[int]
+    ) -> list[int] | None:
+        """The rows of P that change with the touch as those of touched queries do; None if there are none."""
+        if product.is_kernel:
+            return paired_rows(weighted.weights(*product.tensors), weighted.weights(*old.tensors), at) or None
+        return paired_rows(*self._weights_or_logits(product, old, weighted, side), at) or None
+
+    def _row(self, key: Site, queries: list[int] | None, moving: list[int], size: int) -> int:
+        """The query at which what attention returns is touched. Those that no input reaches are tokens of their own,
+        from here on touched where no input is. queries: touched; None: not known. moving: rows of P that change."""
+        if queries and is_partly(queries, size):
+            return queries[0 if self.way.beside else -1]
+        if key in self.own_rows:  # of the pass beside this one
+            return (self.own_rows[key] + (1 if self.way.beside > 0 else -1)) % size
+        if queries == []:
+            marks = [mark for mark in self.marks if mark is not None]
+            row = next((row for row in range(size) if not any(mark.axes_of([row], size) for mark in marks)), 0)
+        else:
+            row = moving[-1] if queries is None and is_partly(moving, size) else size - 1
+        self.own_rows[key] = row
+        return row
 
     def _is_one_of_many(self, product: Product, p: Tensor) -> bool:
         """Whether the same product was made before of what no input reaches."""

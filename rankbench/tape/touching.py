@@ -37,12 +37,12 @@ class Touching(Plain):
                 self.data.add(len(self.marks) - 1)
                 continue
             if x.is_floating_point() and not is_mask(x) and len(self.marks) - 1 not in self.way.exchanged:
-                at = place_of(x.shape, number, self.way.early)
+                at = place_of(x.shape, number, self.way)
                 at = at[:2] if self.way.rows and x.dim() == 3 else at
                 self._touch(x, at)
                 self.marks[-1] = self.marked(len(self.marks) - 1, x.shape, at, True)
             elif len(self.marks) - 1 in self.way.exchanged:
-                at = place_of(x.shape, number, self.way.early)
+                at = place_of(x.shape, number, self.way)
                 x[at] = another(x, at)
                 self.marks[-1] = self.marked(len(self.marks) - 1, x.shape, at, False)
             elif not x.is_floating_point() and x.dtype != torch.bool:
@@ -89,7 +89,7 @@ class Touching(Plain):
                 self.copied.add(index)
             else:
                 number = sum(mark is not None for mark in self.marks[:index])
-                at = place_of(given.shape, number, self.way.early)
+                at = place_of(given.shape, number, self.way)
                 self._touch(result, at[::-1] if is_turned else at)
                 self.marks[index] = self.marked(index, given.shape, at, False)
         return tag

@@ -1,0 +1,177 @@
+"""Tokens that something other than attention joins to fewer: what does so is named as mixing, and no other submodule.
+
+Shapes: B sequence, N token, D width, P pixels along a side.
+"""
+
+import pytest
+import torch
+from networks_of_others import MLP, Attention, B, D, Sequence, by_kernel, drawn, letters, random, states, written_out
+from torch import nn
+
+from rankbench.tape import record
+
+T = 16  # tokens, 14 of which is touched
+
+
+class Along(nn.Module):
+    """A module that reads (B, D, N), of states (B, N, D)."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x.mT).mT
+
+
+class Merging(nn.Module):
+    """A map of the numbers of several tokens, which `moved` puts side by side."""
+
+    def __init__(self, moved, tokens):
+        super().__init__()
+        self.moved, self.map = moved, nn.Linear(tokens * D, D)
+
+    def forward(self, x):
+        return self.map(self.moved(x))
+
+
+class Moving(nn.Module):
+    """Tokens that are left out or repeated."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function, self.map = function, nn.Linear(D, D)
+
+    def forward(self, x):
+        return self.map(self.function(x))
+
+
+JOINING = {
+    "convolution of blocks": lambda: Along(nn.Conv1d(D, D, 2, stride=2)),
+    "overlapping convolution": lambda: Along(nn.Conv1d(D, D, 3, stride=2, padding=1)),
+    "two convolutions": lambda: Along(
+        nn.Sequential(nn.Conv1d(D, D, 1), nn.GELU(), nn.Conv1d(D, D, 4, stride=4), nn.GELU())
+    ),
+    "means of pairs": lambda: Along(nn.AvgPool1d(2)),
+    "pairs side by side": lambda: Merging(lambda x: x.unflatten(1, (-1, 2)).flatten(2), 2),
+    "every second token beside the next": lambda: Merging(lambda x: torch.cat([x[:, ::2], x[:, 1::2]], 2), 2),
+    "unfolded windows": lambda: Merging(lambda x: x.unfold(1, 3, 2).flatten(2), 3),
+    "transposed convolution": lambda: Along(nn.ConvTranspose1d(D, D, 4, stride=2, padding=1)),
+}
+MOVING = {
+    "every second token": lambda: Moving(lambda x: x[:, ::2]),
+    "the last tokens": lambda: Moving(lambda x: x[:, 3:]),
+    "each token twice": lambda: Moving(lambda x: x.repeat_interleave(2, 1)),
+    "transposed convolution of blocks": lambda: Along(nn.ConvTranspose1d(D, D, 2, stride=2)),
+}
+
+
+@pytest.mark.parametrize("mix", [written_out, by_kernel])
+@pytest.mark.parametrize("before", [0, 1])
+@pytest.mark.parametrize("name", [*JOINING, *MOVING])
+def test_what_joins_tokens_is_named_and_what_moves_them_is_not(name, before, mix):
+    parts = [Sequence(Attention(mix))] * before, (JOINING | MOVING)[name](), Sequence(Attention(mix), MLP())
+    mixing = record(drawn(nn.Sequential(*parts[0], *parts[1:])), states("joined", T)).reading.mixing
+    if name in MOVING:
+        assert mixing == ()
+    else:
+        (where,) = mixing
+        assert where.split(".")[0] == str(before)
+
+
+class ToFewer(Attention):
+    """Attention to keys that are made of several tokens each."""
+
+    def __init__(self, joined, mix):
+        super().__init__(mix)
+        self.joined = joined
+
+    def forward(self, x):
+        return super().forward(x, self.joined(x))
+
+
+FEWER = {
+    "convolution of blocks": lambda: Along(nn.Conv1d(D, D, 4, stride=4)),
+    "overlapping convolution": lambda: Along(nn.Conv1d(D, D, 3, stride=2, padding=1)),
+    "pairs side by side": JOINING["pairs side by side"],
+    "mean of all": lambda: lambda x: x.mean(1, keepdim=True),
+}
+
+
+@pytest.mark.parametrize("mix", [written_out, by_kernel])
+@pytest.mark.parametrize("name", FEWER)
+def test_attention_to_keys_that_join_tokens_is_named(name, mix):
+    """As in PVT, CvT and SegFormer."""
+    tape = record(drawn(Sequence(ToFewer(FEWER[name](), mix), ToFewer(FEWER[name](), mix))), states("joined", T))
+    assert {name.removesuffix(".joined") for name in tape.reading.mixing} == {"parts.0", "parts.1"}
+    assert tape.paths().by_length == [1, 4, 4]
+
+
+class Strided(nn.Module):
+    """A convolution with a stride that no submodule holds apart from what is around it."""
+
+    def __init__(self, before=None):
+        super().__init__()
+        self.table, self.before, self.behind = nn.Embedding(50, D), before, Sequence(Attention(by_kernel))
+        self.convolution = nn.Conv1d(D, D, 2, stride=2)
+
+    def forward(self, x):
+        x = x if x.is_floating_point() else self.table(x)
+        x = x if self.before is None else self.before(x)
+        return self.behind(self.convolution(x.mT).mT)
+
+
+@pytest.mark.parametrize("before", [None, lambda: Sequence(Attention(by_kernel))])
+@pytest.mark.parametrize("x", [states("joined", T), letters(T)])
+def test_what_joins_tokens_between_submodules_is_the_module_itself(before, x):
+    module = drawn(Strided(before and before()))
+    assert record(module, x).reading.mixing == ("the module itself",)
+
+
+class Merged(nn.Module):
+    """Squares of four patches side by side, as in Swin."""
+
+    def __init__(self):
+        super().__init__()
+        self.map = nn.Sequential(nn.Linear(4 * D, D))
+
+    def forward(self, x):
+        side = int(x.shape[1] ** 0.5) // 2
+        return self.map(x.unflatten(1, (side, 2, side, 2)).transpose(2, 3).flatten(1, 2).flatten(2))
+
+
+class Patches(nn.Module):
+    """Patches of images as tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ModuleList([nn.Conv2d(3, D, 4, stride=4)])
+
+    def forward(self, x):
+        return self.parts[0](x).flatten(2).mT
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_patches_of_an_image_are_joined_where_they_are_merged(merged):
+    parts = Patches(), Sequence(Attention(by_kernel)), *[Merged()] * merged, Sequence(Attention(by_kernel))
+    mixing = record(drawn(nn.Sequential(*parts)), random("images", B, 3, 32, 32)).reading.mixing
+    assert mixing == (("2",) if merged else ())
+
+
+class Latents(nn.Module):
+    """Learned tokens that read the others, themselves, and are read by the others."""
+
+    def __init__(self, number, mix):
+        super().__init__()
+        self.learned = nn.Parameter(torch.zeros(number, D))
+        self.read, self.own, self.back = (Attention(mix) for _ in range(3))
+
+    def forward(self, x):
+        y = self.learned.expand(len(x), -1, -1)
+        y = y + self.read(y, x)
+        return x + self.back(x, y + self.own(y))
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
+def test_learned_tokens_are_not_joined(number):
+    assert record(drawn(Latents(number, by_kernel)), states("joined", T)).reading.mixing == ()
