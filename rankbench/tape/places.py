@@ -45,6 +45,12 @@ class Placed(Touching):
         chosen = list(exact or fits)
         return chosen[0] if len(chosen) == 1 else None
 
+    def inputs_of(self, at: Sequence[int], size: int) -> set[int]:
+        """Numbers of the inputs whose tokens are touched at these indices, each alone, as in a sum of two inputs, or
+        else all together, as where a convolution has carried the touch to its neighbours."""
+        each = {self.input_of([index], size) for index in at}
+        return {number for number in (each if None not in each else {self.input_of(at, size)}) if number is not None}
+
     def places_of(self, shape: Sequence[int], axis: int) -> list[int]:
         """Where inputs of tokens of this shape are touched along an axis, if they are; of the turned one, too."""
         marks = [mark for mark in self.marks if mark is not None and axis < min(2, len(mark.shape))]

@@ -183,7 +183,8 @@ class Touched(Checking):
         leads = of_all_heads(leads, self.sequence) if p.shape[-2] == 1 else leads
         lead = lead_of(changed, is_zero(v, v0, p), p, leads, at, of_blocks, self.sequence[1])
         inputs = self.input_of(at, p.shape[-1]), self.input_of(queries or (), p.shape[-2])
-        is_cross = None if in_window else reads_other_tokens(at, queries, p, inputs)
+        tokens_of = self.inputs_of(at, p.shape[-1]), self.inputs_of(queries or (), p.shape[-2])
+        is_cross = None if in_window else reads_other_tokens(at, queries, p, tokens_of)
         logits = tag.logits
         logits = lead.split(logits) if logits is not None and (logits.dim() == 4 or lead.flattened) else None
         call = ReadCall(

@@ -17,6 +17,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -32,7 +33,7 @@ from rankbench.tape.plain import Changed, Plain, Size
 from rankbench.tape.probe import OF_ITSELF, UNREACHED, Touched
 from rankbench.tape.reading import Input, Output, ReadCall, Reading, State
 from rankbench.tape.recording import OUTSIDE
-from rankbench.tape.tags import Role, Visit
+from rankbench.tape.tags import Role, Site, Visit
 from rankbench.tape.touch import changed_at
 from rankbench.tape.touching import Touching
 
@@ -81,7 +82,7 @@ def read(
         _output(*of_passes, touched, number >= len(named_tensors(output))) for number, of_passes in enumerate(results)
     ]
     return Reading(
-        touched.roles, tuple(touched.calls), tuple(touched.factors), inputs, tuple(outputs), states,
+        touched.roles, _named_alike(module, touched.calls), tuple(touched.factors), inputs, tuple(outputs), states,
         tuple(plain.uncovered), mixing(plain, touched, _beside(plain, touched, args, kwargs)),
     )  # fmt: skip
 
@@ -178,12 +179,12 @@ def _check_outside(plain: Plain, touched: Touched) -> None:
 def _check_alike(module: Callable, touched: Touched) -> None:
     """ConfigError if a product is attention in one submodule and not in another of its class that makes as many: as
     their code is the same, one of the two is misread."""
-    submodules = dict(module.named_modules()) if isinstance(module, nn.Module) else {}
-    attention: dict[tuple, str] = {}
+    code_of, attention = _codes(module), dict[tuple, str]()
     made = Counter((name, function) for name, function, _ in touched.roles)  # fewer where queries are weights
     roles = sorted(touched.roles.items(), key=lambda item: item[1].role)  # attention first
-    for (name, function, time), (role, _) in roles:
-        product = type(submodules.get(name)), re.sub(r"\d+", "#", name), function, time, made[name, function]
+    for key, (role, _) in roles:
+        name, function, _ = key
+        product = *code_of(key), made[name, function]
         if role == Role.ATTENTION:
             attention.setdefault(product, name)
         elif product in attention:
@@ -192,6 +193,25 @@ def _check_alike(module: Callable, touched: Touched) -> None:
                 "first alone, so that one of the two is misread; give more tokens, and report this network if that "
                 "does not help"
             )
+
+
+def _codes(module: Callable) -> Callable[[Site], tuple]:
+    """A function that names the code of a product: the same in every layer."""
+    submodules = dict(module.named_modules()) if isinstance(module, nn.Module) else {}
+    return lambda key: (type(submodules.get(key.module)), re.sub(r"\d+", "#", key.module), key.function, key.time)
+
+
+def _named_alike(module: Callable, calls: Sequence[ReadCall]) -> tuple[ReadCall, ...]:
+    """The calls. Where no input reaches the queries, as those that are learned for a first layer, they are not seen
+    among the keys: such a call is named as that of the same code which reads the same keys and its own queries."""
+    code_of = _codes(module)
+    selves = [(code_of(call.key), call.shape, {*call.touched}) for call in calls if call.is_cross is False]
+
+    def reads_itself(call: ReadCall) -> bool:
+        code = code_of(call.key), call.shape
+        return call.touched_queries == () and any(x[:2] == code and {*call.touched} < x[2] for x in selves)
+
+    return tuple(replace(call, is_cross=False) if reads_itself(call) else call for call in calls)
 
 
 def _check_blocks(touched: Touched) -> None:

@@ -297,13 +297,13 @@ def are_rearranged(p: Tensor, other: Tensor) -> bool:
 
 
 def reads_other_tokens(
-    at: Sequence[int], queries: list[int] | None, p: Tensor, inputs: tuple[int | None, int | None]
+    at: Sequence[int], queries: list[int] | None, p: Tensor, inputs: tuple[set[int], set[int]]
 ) -> bool | None:
-    """Whether queries and keys are other tokens; None if the touch does not tell."""
+    """Whether queries and keys are other tokens; None if the touch does not tell. inputs: of which both are tokens."""
     if not at or queries is None:
         return None if p.shape[-1] == p.shape[-2] or not at else True
-    if None not in inputs:
-        return inputs[0] != inputs[1]
+    if all(inputs):
+        return inputs[0].isdisjoint(inputs[1])
     # queries that are not touched are no tokens of an input
     return not any(set(at) & {index + offset for index in queries} for offset in {0, p.shape[-1] - p.shape[-2]})
 

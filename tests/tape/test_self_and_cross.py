@@ -1,0 +1,80 @@
+"""Attention to its own tokens or to others: called alike in every layer, whatever is added to the tokens and in
+whatever order inputs are given.
+
+Shapes: B sequence, N token, D width.
+"""
+
+import pytest
+import torch
+from networks_of_others import Attention, D, by_kernel, drawn, states
+from torch import nn
+
+from rankbench.tape import record
+
+T = 16  # tokens
+
+
+class OfTwo(nn.Module):
+    """Two layers of attention to what `read` makes of a state and a second input, by the number of the layer."""
+
+    def __init__(self, read, is_first):
+        super().__init__()
+        self.layers = nn.ModuleList(Attention(by_kernel) for _ in range(2))
+        self.read, self.is_first = read, is_first
+
+    def forward(self, *inputs):
+        x, other = inputs if self.is_first else inputs[::-1]
+        for number, layer in enumerate(self.layers):
+            x = x + layer(*self.read(x, other, number))
+        return x
+
+
+# what queries and keys are made of: x alone, other alone, or both; whether that is attention to other tokens
+READ = {
+    "keys of a sum": (lambda x, other, _: (x, x + other), T, False),
+    "queries of a sum": (lambda x, other, _: (x + other, x), T, False),
+    "keys of a sum in the first layer": (lambda x, other, number: (x, x if number else x + other), T, False),
+    "keys of both": (lambda x, other, _: (x, torch.cat([x, other], 1)), T, False),
+    "keys of both, the other in front": (lambda x, other, _: (x, torch.cat([other, x], 1)), T, False),
+    "keys of both, the other shorter": (lambda x, other, _: (x, torch.cat([x, other], 1)), 9, False),
+    "keys of the other": (lambda x, other, _: (x, other), T, True),
+    "keys of the other, shorter": (lambda x, other, _: (x, other), 9, True),
+}
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+@pytest.mark.parametrize("name", READ)
+def test_tokens_to_which_another_input_is_added_are_their_own(name, is_first):
+    read, tokens, is_cross = READ[name]
+    inputs = states("state", T), states("other", tokens)
+    reading = record(drawn(OfTwo(read, is_first)), *(inputs if is_first else inputs[::-1])).reading
+    assert [call.is_cross for call in reading.calls] == [is_cross] * 2
+    assert not reading.mixing
+
+
+class Learned(nn.Module):
+    """Learned tokens that read themselves and a memory: in one call, as in Flamingo, or in two, as in DETR."""
+
+    def __init__(self, number, together, mix):
+        super().__init__()
+        self.tokens, self.together = nn.Parameter(torch.zeros(number, D)), together
+        self.own, self.cross = (nn.ModuleList(Attention(mix) for _ in range(2)) for _ in range(2))
+
+    def forward(self, memory):
+        x = self.tokens.expand(len(memory), -1, -1)
+        for own, cross in zip(self.own, self.cross, strict=True):
+            if self.together:
+                x = x + own(x, torch.cat([memory, x], 1))
+            else:
+                x = x + own(x)
+                x = x + cross(x, memory)
+        return x
+
+
+@pytest.mark.parametrize("number", [2, 3, 4])
+@pytest.mark.parametrize("together", [False, True])
+def test_learned_tokens_are_named_alike_in_the_first_layer_and_the_next(number, together):
+    """No input reaches them before they have read the memory."""
+    calls = record(drawn(Learned(number, together, by_kernel)), states("memory", T)).reading.calls
+    names = [(call.call.module.split(".")[0], bool(call.is_cross)) for call in calls]
+    assert names == ([("own", False)] if together else [("own", False), ("cross", True)]) * 2
