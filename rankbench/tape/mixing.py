@@ -42,10 +42,9 @@ def axes_of(new: Tensor, old: Tensor, calls: Sequence[ReadCall], sequence: tuple
     return Axes(ends[0], tuple(axis for axis in partly if axis != ends[0] and axis < new.dim() - 1))
 
 
-def mixing(plain: Plain, touched: Touched, beside: Sequence[Touched] = ()) -> tuple[str, ...]:
+def mixing(plain: Plain, touched: Touched, joined: Sequence[str] = ()) -> tuple[str, ...]:
     """The innermost submodules that mix tokens by something that is no attention: the touch leaves them at more tokens
-    than it entered, although attention puts it back to one, or together with that of a token beside it. beside: passes
-    in which such a token is touched."""
+    than it entered, although attention puts it back to one. joined: those of `rankbench.tape.joining`."""
     found = []
     for run, (entered, left, _) in plain.passages.items():
         other = touched.passages.get(run)
@@ -60,7 +59,7 @@ def mixing(plain: Plain, touched: Touched, beside: Sequence[Touched] = ()) -> tu
             for new, old in zip(other.entered, entered, strict=True):
                 if new.shape != old.shape or old.dim() <= axis or old.shape[axis] != left.shape[axis]:
                     continue
-                is_state, at = old.is_floating_point(), _places(touched, new, old, axis)
+                is_state, at = old.is_floating_point(), places_in(touched, new, old, axis)
                 places.append(tuple(at))
                 # a norm makes some leaks of its input large
                 reached.difference_update(touched_at(new, old, axis, LEAK**2) if is_state else at)
@@ -71,15 +70,14 @@ def mixing(plain: Plain, touched: Touched, beside: Sequence[Touched] = ()) -> tu
                 found.append(run.name)
     found += [call.call.module or "the module itself" for call in touched.calls if _widens(plain, touched, call)]
     found += [call.module or "the module itself" for call in sorted(touched.chosen)]
-    joining = [name for other in beside for name in _joining(plain, touched, other)]
-    found += filter(None, joining)
+    found += filter(None, joined)
     # in front of a submodule with attention; one token is not mixed
     begun = [run for run in touched.begun_anew if all(1 not in x.shape[:2] for x in plain.entered[run])]
     around = [_around(run, plain) for run in begun]
     found += [other.name for other in around if other is not None and _enters_at_some(other, plain, touched)]
     if begun and not found:
         found.append("the module itself" if around[0] is None else around[0].name)
-    if joining and not found:
+    if joined and not found:
         found.append("the module itself")
     names = dict.fromkeys(found)
     return tuple(name for name in names if not any(inner.startswith(f"{name}.") for inner in names))
@@ -119,71 +117,6 @@ def _widens(plain: Plain, touched: Touched, call: ReadCall) -> bool:
     return False
 
 
-def may_join(plain: Plain, touched: Touched) -> bool:
-    """Whether tokens get fewer, or are turned, on the way through the network."""
-    sizes = {size for call in touched.calls for size in (call.num_queries, call.num_keys)}
-    marks = [mark for mark in touched.marks if mark is not None and len(mark.shape) < 4]
-    turned = [
-        each.entered[0].dim() == each.left.dim() and each.entered[0].shape[1:-1] != each.left.shape[1:-1]
-        for each in plain.passages.values()
-    ]
-    return len(sizes) > 1 or any(turned) or any(sizes.isdisjoint(mark.shape) for mark in marks)
-
-
-def _joining(plain: Plain, touched: Touched, beside: Touched) -> list[str]:
-    """The submodules that join tokens, as a convolution with a stride does: two neighbours enter them apart and leave
-    them, or are attended to, as one. "" is the module itself, in front of all of them."""
-    others = {call.key: call for call in beside.calls}
-    pairs = [(call, others[call.key]) for call in touched.calls if call.key in others]
-    found = []
-    for run, passage in plain.passages.items():
-        left = passage.left
-        states = [each.passages[run].left for each in (touched, beside) if run in each.passages]
-        inside = [pair for pair in pairs if run in pair[0].runs]
-        is_told = all(_are_apart(x.touched_queries, y.touched_queries) for x, y in inside)
-        if not is_told or [x.shape for x in states] != [left.shape] * 2 or left.dim() != passage.entered[0].dim():
-            continue
-        at = [[touched_at(x, left, axis) for x in states] for axis in range(left.dim())]
-        is_one = all(x and y and not _are_apart(x, y) for x, y in at)
-        if is_one and any(left.shape[axis] != size for axis, size in _apart(plain, touched, beside, run)):
-            found.append(run.name)
-    pooled = min((call.depth for call in touched.calls if call.num_queries == 1), default=len(pairs))
-    is_told = touched.width_of_token == 1
-    for call, same in pairs:
-        ends = [
-            (call.touched, same.touched, call.num_keys),
-            (call.touched_queries, same.touched_queries, call.num_queries),
-        ]
-        few = [(x, y) for x, y, size in ends if x and y and (len(x) < size or size == 1)]
-        if call.depth <= pooled and not touched.leaves_rows(call) and not all(_are_apart(x, y) for x, y in few):
-            around = [run.name for run in reversed(call.runs) if _apart(plain, touched, beside, run)]
-            found += around[:1] or [""] * is_told
-        is_told |= bool(few)  # pixels side by side may be one token from the start
-    return found
-
-
-def _apart(plain: Plain, touched: Touched, beside: Touched, run: Visit) -> list[tuple[int, int]]:
-    """The axes of tokens along which two touches stand apart where they enter a submodule, with their sizes; none if
-    one of the states that it reads holds them together."""
-    read = [each.entered.get(run, ()) for each in (plain, touched, beside)]
-    inside = [call for call in touched.calls if run in call.runs] or touched.calls
-    found = []
-    for old, one, other in zip(*read, strict=False):
-        axes: Sequence[int] = (0, 1)
-        if old.is_floating_point():
-            axes = getattr(axes_of(one, old, inside, touched.sequence), "tokens", ()) if one.shape == old.shape else ()
-        at = [(axis, _places(touched, one, old, axis), _places(beside, other, old, axis)) for axis in axes]
-        apart = [(axis, old.shape[axis]) for axis, *each in at if _are_apart(*each)]
-        if not apart and any(x and y for _, x, y in at):
-            return []
-        found += apart
-    return found
-
-
-def _places(touched: Touched, new: Tensor, old: Tensor, axis: int) -> list[int]:
+def places_in(touched: Touched, new: Tensor, old: Tensor, axis: int) -> list[int]:
     """Where a tensor that a submodule reads is touched along an axis: a state, or tokens that it embeds."""
     return touched_at(new, old, axis) if old.is_floating_point() else touched.places_of(old.shape, axis)
-
-
-def _are_apart(one: Sequence[int] | None, other: Sequence[int] | None) -> bool:
-    return bool(one) and bool(other) and set(one or ()).isdisjoint(other or ())

@@ -16,7 +16,6 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -27,8 +26,9 @@ from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from rankbench.config.keys import ConfigError
 from rankbench.tape.calls import name_of_module, tensors_in
+from rankbench.tape.joining import joined
 from rankbench.tape.marks import Way, without_tokens
-from rankbench.tape.mixing import axes_of, may_join, mixing
+from rankbench.tape.mixing import axes_of, mixing
 from rankbench.tape.plain import Changed, Plain, Size
 from rankbench.tape.probe import OF_ITSELF, UNREACHED, Touched
 from rankbench.tape.reading import Input, Output, ReadCall, Reading, State
@@ -83,26 +83,8 @@ def read(
     ]
     return Reading(
         touched.roles, _named_alike(module, touched.calls), tuple(touched.factors), inputs, tuple(outputs), states,
-        tuple(plain.uncovered), mixing(plain, touched, _beside(plain, touched, args, kwargs)),
+        tuple(plain.uncovered), mixing(plain, touched, joined(plain, touched, args, kwargs)),
     )  # fmt: skip
-
-
-def _beside(plain: Plain, touched: Touched, args: tuple, kwargs: dict[str, Any]) -> list[Touched]:
-    """Passes in which a token next to the touched one is touched, on either side, if the network makes its tokens fewer
-    and they may therefore be joined."""
-    if not touched.way.scale or not may_join(plain, touched):
-        return []
-    passes = []
-    for step in (1, -1):
-        way = touched.way._replace(beside=step * touched.width_of_token)
-        other = Touched(plain.module, plain.submodule, plain, way, touched.sequences)
-        other.own_rows = touched.own_rows
-        with suppress(Changed, ConfigError):  # it may stand at a token that cannot be told, as one on the diagonal
-            other.passed(args, kwargs)
-            pairs = [x for x in zip(touched.marks, other.marks, strict=True) if x[0] is not None and len(x[0].at) > 1]
-            if pairs and all(one != another for one, another in pairs):
-                passes.append(other)
-    return passes
 
 
 def _touch(
