@@ -27,7 +27,7 @@ def has_bound(rows: pd.DataFrame, quantity: str) -> bool:
 
 def smallest_slack(rows: pd.DataFrame, quantity: str) -> float:
     """Smallest ratio of this bound to the largest Jacobian norm measured of the same map."""
-    largest_norm = rows[rows.kind == "lower_bound"].groupby(MAP).value.max(skipna=False)
+    largest_norm = rows[rows.kind == "lower_bound"].groupby(MAP).value.agg(lambda of: of.max(skipna=False))
     both = pd.concat({"bound": upper(rows, quantity), "norm": largest_norm}, axis=1, join="inner")
     if both.empty:
         raise NotMeasurable("no Jacobian norm was measured where there is this bound")

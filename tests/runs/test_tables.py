@@ -215,7 +215,7 @@ def test_a_seed_with_many_rows_weighs_as_much_as_one_with_few():
     got = mean_and_spread(table, ["x"], "value").iloc[0]
     # means of the seeds 1 and 3: mean 2, standard error sqrt(((2-1)^2 + (3-2)^2) / 1 / 2) = 1, t = tan(.475 pi)
     assert got["mean"] == 2.0 and got["num_seeds"] == 2
-    assert got["high"] - got["mean"] == pytest.approx(math.tan(0.475 * math.pi), rel=1e-12)
+    assert got["high"] - got["mean"] == pytest.approx(math.tan(0.475 * math.pi), rel=1e-10)  # scipy 1.15 gives 2e-11
 
 
 def test_an_axis_that_holds_nan_keeps_its_rows():

@@ -35,7 +35,7 @@ ABOUT = 0.05  # nats to either side of the LSTM's "around 1.0", half of its last
 
 def _by_layers(rows: pd.DataFrame, variant: str, value: str, fewest: int = 1, most: float = np.inf) -> pd.Series:
     chosen = rows[(rows.variant == variant) & rows.layers.between(fewest, most)]
-    return chosen.groupby("layers")[value].mean(skipna=False)
+    return chosen.groupby("layers")[value].agg(lambda of: of.mean(skipna=False))
 
 
 def _gaps(rows: pd.DataFrame, variant: str, base: str, fewest: int = 1, most: float = MOST) -> pd.Series:

@@ -20,7 +20,7 @@ def looseness(rows: pd.DataFrame) -> pd.Series:
     balls = rows.query(OF_BALLS) if "radius" in rows else rows[:0]
     if balls.empty:
         raise NotMeasurable("the table has no balls; give analysis.lipschitz.radii")
-    by_radius = balls.groupby(["radius", "kind"]).value.max(skipna=False).unstack()
+    by_radius = balls.groupby(["radius", "kind"]).value.agg(lambda of: of.max(skipna=False)).unstack()
     if by_radius.isna().any(axis=None):
         raise NotMeasurable("a ball has no bound, or no norm beside it")
     return np.log10((by_radius.bound / by_radius.lower_bound).clip(upper=USELESS))
