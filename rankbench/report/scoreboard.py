@@ -112,7 +112,7 @@ def _all_pages(
     about = "commit {commit}, scale {scale}, {finished}"
     repeats = {name: result.board.get("second") for name, result in on_pages.items()}
     repeats |= {name: about.format(**run.about()) for name, run in second.items()}
-    boards = [board | {"second": repeats.get(board["preset"])} for board in boards]
+    boards = [board | {"second": repeats.get(board["preset"]) or ""} for board in boards]
     statements = across_presets(verdicts)
     index = write_pages(pages, statements, boards, runs, second)
     homes = {name: pages / "presets" / name for name in known | runs}
