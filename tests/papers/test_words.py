@@ -278,6 +278,35 @@ def test_layers_that_a_table_has_twice_count_once():
     assert once["outcome"] == twice["outcome"] == "held" and once["measured"] == twice["measured"]
 
 
+def by_number_of_paths(accuracies):
+    """A table of the analysis paths: accuracies by number of paths and length, forty samples of each."""
+    rows = [
+        {"seed": seed, "scheme": "recomputed", "selection": "sampled", "subset_size": size, "path_length": length}
+        | {"accuracy": accuracy + 0.01 * (repeat % 5 - 2), "whole_accuracy": 0.99, "majority_accuracy": 0.125}
+        for size, by_length in accuracies.items()
+        for length, accuracy in by_length.items()
+        for seed in range(5)
+        for repeat in range(40)
+    ]
+    return pd.DataFrame(rows)
+
+
+@pytest.mark.parametrize(
+    ("name", "five", "twenty", "wanted"),
+    [
+        # both fall; between them they differ by more than from one length to the next
+        ("dong_fig4_falls_with_length", (0.6, 0.5, 0.4, 0.32), (0.95, 0.85, 0.75, 0.65), ["held", "held"]),
+        # the mean of the two falls
+        ("dong_fig4_falls_with_length", (0.8, 0.6, 0.4, 0.2), (0.6, 0.65, 0.7, 0.75), ["held", "failed"]),
+        # the mean of the two is at chance
+        ("dong_fig4_longest_at_chance", (0.8, 0.6, 0.4, 0.025), (0.6, 0.5, 0.4, 0.225), ["failed", "failed"]),
+    ],
+)
+def test_subsets_of_different_sizes_are_not_samples_of_one(name, five, twenty, wanted):
+    table = by_number_of_paths({size: dict(enumerate(of, 1)) for size, of in ((5.0, five), (20.0, twenty))})
+    assert [verdict["outcome"] for verdict in judge(name, table)] == wanted
+
+
 def test_a_table_without_the_share_of_sequences_is_not_judged():
     (verdict,) = judge("dong_fig2_collapses", collapse().drop(columns="share_collapsed"))
     assert verdict["outcome"] == "undecided" and "analyse the run again" in verdict["reason"]

@@ -51,7 +51,6 @@ REMARKS: dict[str, Claim] = {
         PATHS["dong_fig4_falls_with_length"],
         statement="Whatever the depth, the number of heads, the alphabet, the length and the width, accuracy falls "
         "with path length (as in dong_fig4_falls_with_length).",
-        since="",
     ),
     "dong_fig3_skips_slow_points": Claim(
         statement="Skips slow the points down: run freely, the points of attention with a skip go a shorter way in a "
