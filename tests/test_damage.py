@@ -309,7 +309,7 @@ def test_a_report_lists_damaged_runs_and_goes_on_with_the_others(trained, tmp_pa
         assert str(tmp_path / "runs" / damage.__name__) in line and "\n" not in line
     assert "changed: changed since it was written, so tables are left out: residual.csv" in printed
     assert set(read_table(tmp_path / "report" / "residual.csv").run) == set(runs)
-    final = pd.read_csv(tmp_path / "report" / "sweep.csv").set_index("run")
+    final = read_table(tmp_path / "report" / "sweep.csv").set_index("run")
     assert set(final.loc["whole"].test_accuracy) == {row["test_accuracy"] for row in trained.summary()["seeds"]}
     assert final.job_status["damage_config"] == "damaged"
     assert "damaged" in (tmp_path / "report" / "report.html").read_text()

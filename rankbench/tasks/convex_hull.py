@@ -101,4 +101,4 @@ def hull_labels(points_N2: np.ndarray) -> list[int]:
     except scipy.spatial.QhullError:
         # fewer than three distinct points, or all on a line, along which np.unique has sorted them
         labels_M[[0, -1]] = 1
-    return labels_M[distinct_index_N].tolist()
+    return labels_M[distinct_index_N.ravel()].tolist()  # numpy 2.0 has an axis more

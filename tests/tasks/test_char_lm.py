@@ -38,6 +38,7 @@ from rankbench.plots.style import GREY
 from rankbench.report.joined_tables import summarise
 from rankbench.runs.machine import Machine
 from rankbench.runs.run import Run
+from rankbench.runs.tables import read_table
 from rankbench.seeds import generator_for
 from rankbench.tasks import build_task
 from rankbench.tasks import char_lm as grammar
@@ -412,7 +413,7 @@ def test_one_graph_serves_many_widths(graphs):
 def test_summary_reads_the_test_at_the_best_validation_step(tmp_path):
     cfg = config("optimizer.lr=2", "replicas=3", "trainer.eval_every=1")  # so high that it goes up and down
     summary = train(cfg, Run(tmp_path / "run"))
-    metrics = pd.read_csv(tmp_path / "run" / "metrics.csv")
+    metrics = read_table(tmp_path / "run" / "metrics.csv")
     steps = []
     for row in summary["seeds"]:
         rows_of_seed = metrics[metrics.seed == row["seed"]].set_index("step")
