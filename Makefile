@@ -83,7 +83,7 @@ site: $(EXTRAS)/.stamp ## build the documentation as a site with search in outpu
 test-slurm: $(EXTRAS)/.stamp ## as root, run sweeps on a Slurm of this machine (Debian: slurm-wlm, munge)
 	PYTHONPATH=$(CURDIR)/$(EXTRAS) $(BIN)/pytest -m slurm -rs tests/commands/test_slurm.py
 
-test-lowest: setup ## run commands with the lowest version of every dependency but torch
+test-lowest: setup ## run commands, and tests of claims and tasks, with the lowest version of every dependency but torch
 	.ci/lowest
 
 campaigns: export PYTHONPATH = $(CURDIR)/tests:$(CURDIR)
