@@ -38,12 +38,18 @@ def tensors_in(x: Any) -> list[Tensor]:
     if isinstance(x, Tensor):
         return [x]
     if isinstance(x, dict):
-        x = list(x.values())
+        x = x.values()
     elif isinstance(x, slice):
         x = (x.start, x.stop, x.step)
-    if isinstance(x, (tuple, list)):
-        return [tensor for part in x if part is not None for tensor in tensors_in(part)]
-    return []
+    elif not isinstance(x, (tuple, list)):
+        return []
+    found: list[Tensor] = []
+    for part in x:
+        if isinstance(part, Tensor):
+            found.append(part)
+        elif isinstance(part, (tuple, list, dict, slice)):
+            found += tensors_in(part)
+    return found
 
 
 def share_memory(x: Tensor, y: Tensor) -> bool:

@@ -68,7 +68,7 @@ class Plain(Recorder):
         self.outside: list[tuple[Call, Tensor]] = []  # tensors that no recorded call made, and what reads them
 
     def tag(self, x: Any) -> Tag:
-        is_new = isinstance(x, Tensor) and x not in self.tags and not isinstance(x, nn.Parameter)
+        is_new = isinstance(x, Tensor) and self.tags.get(x) is None and not isinstance(x, nn.Parameter)
         if is_new and x.is_floating_point() and not x.is_nested:
             with torch._C.DisableTorchFunction():
                 self.outside.append((self.call, x.detach().clone()))
@@ -110,7 +110,7 @@ class Plain(Recorder):
         before = self.num_calls
         result = super().__torch_function__(func, types, args, kwargs)
         made = tensors_in(result)
-        if self.num_calls > before and any(self.tags[y].counted is not None for y in made if y in self.tags):
+        if self.num_calls > before and any((tag := self.tags.get(y)) and tag.counted for y in made):
             self.compares([x for x in tensors_in([args, kwargs]) if x.is_floating_point()], made)
         x = result if isinstance(result, Tensor) else next(iter(tensors_in(result)), None)
         is_made = "empty" not in self.call.function  # else whatever was in memory

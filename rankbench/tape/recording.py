@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass
 from functools import reduce
 from operator import or_
 from typing import Any
@@ -37,7 +38,7 @@ from rankbench.tape.calls import (
 from rankbench.tape.following import TokenInputs, first_state
 from rankbench.tape.replay import Call, Node, Step, version
 from rankbench.tape.steps import Source
-from rankbench.tape.tags import AttentionCall, Kind, Level, Role, Site, Tag, Verdict, Visit, Weighted, combined
+from rankbench.tape.tags import AttentionCall, Kind, Level, Role, Site, Tag, Tags, Verdict, Visit, Weighted, combined
 
 Parents = tuple[Node | Tensor, ...]  # of a node
 Reads = Sequence[Tensor | None]
@@ -120,7 +121,7 @@ class Recorder(TorchFunctionMode):
         self.module, self.rules, self.begin, self.watch, self.wanted = module, rules, begin, watch, wanted
         self.verdicts, self.keep = verdicts, keep
         self.keeps_tape = watch is None and wanted == frozenset()
-        self.tags = WeakTensorKeyDictionary()
+        self.tags = Tags()
         self._parts = WeakTensorKeyDictionary()  # parts that share memory with a whole: the whole, and the index
         self.num_calls = self.num_nodes = self.num_attention = self.depth = 0  # depth: of the call that is recorded
         self.has_paths = False  # whether any tensor so far has paths
@@ -290,8 +291,9 @@ class Recorder(TorchFunctionMode):
         opaque = next((tag.opaque for tag in tags if tag.opaque is not None), None)
         if opaque is None and any(tag.node is not None for tag in tags):
             opaque = call
-        tag = combined(tags)
-        return replace(tag, level=max(level, tag.level), opaque=opaque, mixes=any(tag.mixes for tag in tags))
+        made = combined(tags)
+        made.level, made.opaque, made.mixes = max(level, made.level), opaque, any(tag.mixes for tag in tags)
+        return made
 
     # --- every call --------------------------------------------------------------------------------------------------
 
@@ -309,12 +311,11 @@ class Recorder(TorchFunctionMode):
         self.num_calls += 1
         call = self.call = Call(self.num_calls, full_name, self.where)
         refuse_unseen(call, given)
-        self._check_views(call, given)
-        tags = [self.tag(x) for x in given]
+        tags = [self._tag_of_argument(call, x) for x in given]
         read = args
         if in_place and any(tag.kind == Kind.ACTIVATION for tag in tags):
             old = args[0].clone()  # for the tape: the call overwrites it
-            self.set_tag(old, replace(self.tag(args[0])))
+            self.set_tag(old, copy(self.tag(args[0])))
             read = (old, *args[1:])
         result = func(*args, **kwargs)
         output = args[0] if in_place else result
@@ -350,7 +351,7 @@ class Recorder(TorchFunctionMode):
         while x in self._parts:
             part, (x, index) = x, self._parts[x]
             old = set_item(x, index, 0)  # what is now in the part's place does not matter
-            self.set_tag(old, replace(self.tag(x)))
+            self.set_tag(old, copy(self.tag(x)))
             seen = Seen(self, call, "setitem", set_item, (old, index, part), {}, x)
             new = self.rules["setitem"](seen) or self.value_only(call, [self.tag(old), self.tag(part)])
             self._tag_results(call, x, new, self.tag(part).depth, self.tag(old).passed | self.tag(part).passed)
@@ -361,8 +362,8 @@ class Recorder(TorchFunctionMode):
         """What is made of whole numbers or truth values that activations made: no constant, if it is of floats, but for
         weights that one number chose, as those of an expert, and zeros, as where experts have not yet written."""
         chosen_by = [(x, tag.counted) for x, tag in zip(given, tags, strict=True) if tag.counted is not None]
-        is_float = isinstance(output, Tensor) and output.is_floating_point() and output.any()
-        if not chosen_by or not is_float or not isinstance(new, Tag) or new.kind == Kind.ACTIVATION:
+        is_constant = isinstance(new, Tag) and new.kind != Kind.ACTIVATION and isinstance(output, Tensor)
+        if not (chosen_by and is_constant and output.is_floating_point() and output.any()):
             return new
         is_of_expert = tags[0].kind == Kind.WEIGHT and all(x.numel() == 1 for x, _ in chosen_by)
         return new if is_of_expert else self.value_only(call, [tag for _, tag in chosen_by])
@@ -371,7 +372,7 @@ class Recorder(TorchFunctionMode):
         self, call: Call, output: Any, new: Tag | Sequence[Tag], depth: int, passed: int, tags: Sequence[Tag] = ()
     ) -> None:
         tensors = [output] if isinstance(output, Tensor) else list(output)
-        new = [replace(new) for _ in tensors] if isinstance(new, Tag) else new
+        new = [copy(new) for _ in tensors] if isinstance(new, Tag) else new
         for tensor, tag in zip(tensors, new, strict=True):
             if not isinstance(tensor, Tensor):
                 continue
@@ -389,12 +390,11 @@ class Recorder(TorchFunctionMode):
             if tag.node is not None and (self.wanted is None or tag.node.index in self.wanted):
                 self.values.setdefault(tag.node.index, tensor.clone())
 
-    def _check_views(self, call: Call, given: list[Tensor]) -> None:
-        """ConfigError if an argument was changed in place through another tensor that shares its memory."""
-        for x in given:
-            tag = self.tags.get(x)
-            if tag is not None and tag.version != version(x) and (self.has_paths or tag.kind == Kind.ACTIVATION):
-                raise ConfigError(
-                    f"{call}: reads a tensor that was changed in place through a view of it; "
-                    "change the module to make a new tensor there"
-                )
+    def _tag_of_argument(self, call: Call, x: Tensor) -> Tag:
+        tag = self.tag(x)
+        if tag.version != version(x) and (self.has_paths or tag.kind == Kind.ACTIVATION):
+            raise ConfigError(
+                f"{call}: reads a tensor that was changed in place through a view of it; "
+                "change the module to make a new tensor there"
+            )
+        return tag

@@ -310,9 +310,9 @@ class Tape:
         """What to replay, and its value if the module returned it."""
         if upto is None:
             state = _main_tensor(self.output) if output is None else output(self.output)
-            if state not in self._tags:
+            if (tag := self._tags.get(state)) is None:
                 raise ConfigError("output: made a new tensor; it must pick one of those that the module returned")
-            return self._known(self._tags[state], state, "the output"), state
+            return self._known(tag, state, "the output"), state
         name, time = upto if isinstance(upto, tuple) else (upto, -1)
         times = self._results.get(name, [])
         if not -len(times) <= time < len(times):

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from drawn import generator, normal, randomised, transformer
 from networks_of_others import NETWORKS
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from rankbench.config.keys import ConfigError
@@ -23,6 +24,7 @@ from rankbench.measures.frozen_network import FrozenNetwork, sums_by_length, sum
 from rankbench.tape import record, tap
 from rankbench.tape.read import read
 from rankbench.tape.rules import RULES
+from rankbench.tape.tags import Kind, Tag, Tags
 
 # Float64, a few hundred additions: eps = 2.2e-16, so 1e-12 of the largest part leaves a margin of ten to a hundred.
 ROUNDING = 1e-12
@@ -766,6 +768,38 @@ def test_a_tape_keeps_no_activations_in_between():
     # the last is the output; those before are of the passes that read the module
     assert [each() is not None for each in kept] == [False] * (len(kept) - 1) + [True]
     assert tape.sums().remainder < ROUNDING
+
+
+class Looks(TorchDispatchMode):
+    """How many tensors were looked through for a number that is not zero."""
+
+    number = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.number += function is torch.ops.aten.any.default and args[0].numel() > 1
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_recorded_pass_looks_through_no_states():
+    layer, x = drawn(StrangersLayer(D, H)), states()
+    reading = read(layer, (x,))
+    with Looks() as looks:
+        record(layer, x, reading=reading)
+    assert looks.number == 0
+
+
+def test_a_tag_lives_as_long_as_its_tensor():
+    tags, x = Tags(), torch.zeros(3)
+    tags[x] = tag = Tag(Kind.WEIGHT)
+    view = x.view(3)
+    assert tags.get(view) is None
+    del x  # for Python; the view holds it
+    gc.collect()
+    assert tags.get(view._base) is tag
+    kept, tag = weakref.ref(tag), None
+    del view
+    gc.collect()
+    assert kept() is None
 
 
 def test_number_types_may_change_on_the_way():
