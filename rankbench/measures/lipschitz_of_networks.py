@@ -55,10 +55,14 @@ def layer_of(attention: Heads, num_tokens: int) -> AttentionLayer | None:
 
 
 def attention_bound(attention: Heads, num_tokens: int, p: str) -> float:
-    """Bound on Lip_p of a model's attention on this many tokens; infinite if none exists or none is known."""
+    """Bound on Lip_p of a model's attention on this many tokens; infinite if none exists or none is known.
+
+    None exists for l2 with values of the first layer: a change of P is multiplied by their size, which has no bound.
+    """
     mix = attention.mix
     if attention.score_name != "cosine" or mix["identity"] or mix["uniform"] or attention.exclusive:
-        return lipschitz_bounds.theorem(layer_of(attention, num_tokens), num_tokens, p)
+        layer = None if attention.first is not None else layer_of(attention, num_tokens)
+        return lipschitz_bounds.theorem(layer, num_tokens, p)
     w = attention.maps()
     maps = w._replace(w_o_HKD=w.w_o_HKD * mix["attention"])
     return lipschitz_bounds.cosine_bound(maps, 1 / attention.temperature, COSINE_EPSILON, num_tokens, p)

@@ -1,10 +1,11 @@
-"""rankbench.measures.lipschitz_of_networks: a head's W_QK against derivatives of the scores that enter the softmax."""
+"""rankbench.measures.lipschitz_of_networks: a head's W_QK against derivatives of the scores that enter the softmax, and
+bounds against Jacobians."""
 
 import pytest
 import torch
 from torch.func import jacrev
 
-from rankbench.measures.lipschitz_of_networks import constants_by_layer, head_maps
+from rankbench.measures.lipschitz_of_networks import attention_bound, constants_by_layer, head_maps
 from rankbench.model.weightings import COSINE_EPSILON
 
 ROUNDING = 1e-12  # float64, some hundred operations of order 1
@@ -62,3 +63,15 @@ def test_w_qk_is_the_mixed_derivative_of_the_scores(random_network, changes, sco
         mixed_DD = jacrev(jacrev(lambda x_D, y_D: between(bilinear, x_D, y_D)), argnums=1)(x_ND[0], x_ND[1])
         torch.testing.assert_close(left_HDK[head] @ right_HDK[head].T, mixed_DD, rtol=ROUNDING, atol=ROUNDING)
         assert norms[head] == pytest.approx(torch.linalg.matrix_norm(mixed_DD, 2).item(), rel=ROUNDING)
+
+
+@pytest.mark.parametrize("attention", ["l2", "cosine"])
+def test_no_bound_is_below_the_jacobian_with_values_of_the_first_layer(random_network, attention):
+    model, _ = random_network(2, 3, width=4, heads=2, attention=attention, tied_qk=True, value_residual=0.4)
+    heads, generator = model.attentions[1], torch.Generator().manual_seed(0)
+    x_ND, first_ND = torch.randn(2, 5, 4, dtype=torch.float64, generator=generator)
+    for size in (1, 1e4):  # of what the first layer has read, which no Jacobian by x_ND may depend on without limit
+        jacobian = jacrev(lambda x_ND, size=size: heads(torch.cat([x_ND, size * first_ND], -1)[None])[0])(x_ND)
+        jacobian = jacobian.reshape(20, 20)
+        assert torch.linalg.matrix_norm(jacobian, 2) <= attention_bound(heads, 5, "2")
+        assert jacobian.abs().sum(1).max() <= attention_bound(heads, 5, "inf")
