@@ -19,6 +19,7 @@ from torch import Tensor
 
 from rankbench.measures.lipschitz_of_networks import layer_of
 from rankbench.model.network import Network, attention_steps
+from rankbench.model.sublayers import AttentionSublayer
 
 
 def least_entropy(tokens: int, sigma: float) -> float:
@@ -39,12 +40,12 @@ def of_heads(network: Network, sequence: Tensor) -> Iterator[tuple[int, dict[str
     norm of W_QK times the square of the tokens' spectral norm. A bias of the queries is one more row of W_Q, which a
     token reads by an entry of 1. entropy_bound_nats: no row has less entropy (Zhai et al. 2023, Theorem 3.1).
     """
-    for step in attention_steps(network, sequence[None]):
+    for step, x_ND in zip(attention_steps(network, sequence[None]), _read(network, sequence), strict=True):
         sublayer = step.sublayer
         layer = layer_of(sublayer.part, len(sequence))
         if layer is None or layer.kind != "dot" or layer.seen_NM is not None:
             continue
-        x_ND, w = sublayer.before(step.input_BND, sublayer.norm)[0], layer.maps
+        w = layer.maps
         w_q_HDK, read_ND = w.w_q_HDK, x_ND
         if w.b_q_HK.any():
             w_q_HDK, read_ND = torch.cat([w_q_HDK, w.b_q_HK[:, None]], 1), F.pad(x_ND, (0, 1), value=1.0)
@@ -55,3 +56,13 @@ def of_heads(network: Network, sequence: Tensor) -> Iterator[tuple[int, dict[str
         values = {"entropy_nats": entropy_HN.mean(-1), "least_entropy_nats": entropy_HN.amin(-1)}
         values |= {"score_norm_bound": sigma_H, "entropy_bound_nats": sigma_H.new_tensor(bounds)}
         yield sublayer.layer, values
+
+
+def _read(network: Network, sequence: Tensor) -> Iterator[Tensor]:
+    """The tokens that queries and keys of each layer are made from, (N, D)."""
+    x_1ND = network.enter(network.embed(sequence[None]))
+    for sublayer in network.sublayers:
+        if isinstance(sublayer, AttentionSublayer):
+            read_1ND = x_1ND if sublayer.streams is None else sublayer.streams.gathered(x_1ND)
+            yield sublayer.before(read_1ND, sublayer.norm)[0]
+        x_1ND = sublayer(x_1ND)

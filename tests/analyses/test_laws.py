@@ -352,6 +352,17 @@ def test_bounds_of_heads_by_hand(random_network, bias, norm):
     assert not list(entropy_bound.of_heads(masked, batch.inputs[0]))
 
 
+@pytest.mark.parametrize("streams", [{"embedding_skip": 10.0}, {"hyper_connections": "free", "stream_deviation": 3.0}])
+def test_bounds_of_heads_that_read_a_sum_of_streams(random_network, streams):
+    model, batch = random_network(2, seed=1, norm="none", **streams)
+    for sequence in batch.inputs:
+        weights = [step.weights_BHNM[0] for step in run(model, sequence[None]) if step.sublayer.kind == "attention"]
+        for p_HNM, (_, values) in zip(weights, entropy_bound.of_heads(model, sequence), strict=True):
+            seen_HNM = p_HNM.log().clamp(min=-700)  # scores up to a constant of each row
+            norm_H = (seen_HNM - seen_HNM.mean(-1, keepdim=True)).norm(dim=-1).amax(-1)
+            assert (norm_H <= values["score_norm_bound"]).all()
+
+
 def test_accumulated_weights_are_those_that_make_the_states():
     keys = {"width": 6, "layers": 3, "mask": "causal", "skip": True, "skip_scale": 0.7, "branch_scale": 0.3}
     generator = torch.Generator().manual_seed(0)
