@@ -138,18 +138,19 @@ def _floors(read: ReadModule, example: Example, generator: torch.Generator) -> d
     columns = {}
     for number, call in enumerate(calls):
         p_RHNM, others = call.weights, [of_pass[number].weights for of_pass in perturbed]
-        if not ((p_RHNM.sum(-1) - 1).abs() <= SUM_ERROR).all():
-            p_RHNM, *others = map(shares, (p_RHNM, *others))
         counted_BN, lengths_B = read.tokens_of(call, first)
         if not read.reading.by_key[call.key].is_self:
             lengths_B = None  # absent keys have no weight
+        of_distances_BH = floor_of_distances(p_RHNM, others, lengths_B, counted_BN)
+        if not ((p_RHNM.sum(-1) - 1).abs() <= SUM_ERROR).all():
+            p_RHNM, *others = map(shares, (p_RHNM, *others))
         floor_BH = floor_of_weights(p_RHNM, others, lengths_B, counted_BN)
         size_BH = of_queries(composite_norm, p_RHNM, lengths_B, counted_BN)
         residual_BH = of_queries(lambda p: composite_norm(residual_matrix(p)), p_RHNM, lengths_B, counted_BN)
         values = {
             "attention_relative_noise_floor": torch.where(size_BH > 0, floor_BH / size_BH, torch.nan),
             "attention_below_floor": (residual_BH <= floor_BH).double(),
-            "distance_noise_floor": floor_of_distances(p_RHNM, others, lengths_B, counted_BN),
+            "distance_noise_floor": of_distances_BH,
         }
         depth, head = read.first[call.key]
         for of_head in zip(*(value_BH.nanmean(0).tolist() for value_BH in values.values()), strict=True):

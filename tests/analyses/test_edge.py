@@ -189,9 +189,10 @@ def test_a_number_that_rounding_makes_is_marked(name, edge):
         assert is_marked[(size > 0) & (size < 1e-13)].all(), column
 
 
-def test_distances_of_attention_weights_are_known_to_their_floor():
+@pytest.mark.parametrize("words", [[], ["model.mix_attention=100"]], ids=["rows of 1", "rows of 100"])
+def test_distances_of_attention_weights_are_known_to_their_floor(words):
     """In float32 they differ from those in float64 by no more."""
-    cfg, subject, model = fresh("task=sorting", "task.length=6", *COUNTS, *TINY, *WIDTHS, "model=transformer")
+    cfg, subject, model = fresh("task=sorting", "task.length=6", *COUNTS, *TINY, *WIDTHS, "model=transformer", *words)
     wanted = ANALYSES["attention"].table(subject, options_of(cfg)["attention"])
     single = dataclasses.replace(subject, networks={"initialised": copy.deepcopy(model).float()})
     table = ANALYSES["attention"].table(single, options_of(cfg)["attention"])
