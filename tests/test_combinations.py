@@ -36,7 +36,7 @@ TASK_WORDS = {
     "backcopy": ["task.length=4", *COUNTS, "model.mask=causal"],
     "retrieval": ["task.points=4", "task.dimension=6", *COUNTS],
 }
-TASK_WORDS["linear_regression"] += ["task.start_dimension=3", "task.start_points=4"]
+TASK_WORDS["linear_regression"] += ["task.start_dimension=3", "task.start_points=4", "model.mask=causal"]
 TINY = ["model.layers=2", "trainer.steps=1", "trainer.batch_size=4", "trainer.eval_every=1", "replicas=1"]
 WIDTHS = ["model.width=6", "model.heads=2"]
 SMALL_OPTIONS = {
@@ -230,6 +230,7 @@ def test_a_model_is_refused_before_or_runs(name):
     causal = {model for model in MODELS if model.startswith("causal")} | {"lstm"}
     wanted = {
         **dict.fromkeys(("char_lm", "backcopy"), causal),
+        "linear_regression": causal - {"lstm"},  # reads coordinates
         **{task: set(MODELS) - {"lstm"} for task in ("nearest_neighbor", "retrieval")},
         **{task: set(MODELS) - reads_points for task in ("sorting", "memorization")},
     }

@@ -155,7 +155,7 @@ MORE_STEPS = {
     "sgd": ["optimizer=sgd"],
     "embedding norm": ["model.embedding_norm=true"],
     "padded": ["task=memorization", "task.vocabulary=9", "~task.test_size"],
-    "regression": ["task=linear_regression", "~task.length", "task.points=4", "task.dimension=3", *START],
+    "regression": ["task=linear_regression", "~task.length", "task.points=4", "task.dimension=3", *START, "model.mask=causal"],
     "nearest": ["task=nearest_neighbor", "~task.length", "task.points=4", "task.dimension=6", "model.read_in=identity"],
 }  # fmt: skip
 

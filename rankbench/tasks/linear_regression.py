@@ -18,8 +18,8 @@ class LinearRegression:
     """Examples x_1, y_1, x_2, y_2 ... of one linear function per sequence; each number y is a token of its own.
 
     x and w are normal with covariance I, and y = w.x plus normal noise of standard deviation `noise`. A y is the first
-    coordinate of its token. A network that sees no later tokens predicts each y at its x; tokens that hold a y are not
-    scored (nan). In one dimension with w = 2, the examples x = 1, -3 give
+    coordinate of its token. A network, which may see no later tokens, predicts each y at its x; tokens that hold a y
+    are not scored (nan). In one dimension with w = 2, the examples x = 1, -3 give
 
         inputs: 1 2 -3 (-6 is left out: nothing follows it)        targets: 2 nan -6
 
@@ -62,6 +62,11 @@ class LinearRegression:
     @property
     def length(self) -> int:
         return 2 * self.points - 1
+
+    @property
+    def asks_for_next(self) -> bool:
+        """Whether an x is followed by its y, which models must not see there."""
+        return self.points > 1
 
     @property
     def error_scale(self) -> float:

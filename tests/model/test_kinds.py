@@ -18,7 +18,7 @@ from rankbench.tasks import TASKS, Sorting
 
 pytestmark = pytest.mark.usefixtures("unpainted", "rounded_once")
 REGRESSION = ["task=linear_regression", "task.dimension=3", "task.points=4", "task.test_size=5", "model.layers=2"]
-REGRESSION += ["task.start_dimension=3", "task.start_points=4", "model.width=8", "model.heads=2"]
+REGRESSION += ["task.start_dimension=3", "task.start_points=4", "model.width=8", "model.heads=2", "model.mask=causal"]
 
 
 def mean_relative_residual(states_BND):
