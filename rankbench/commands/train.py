@@ -20,7 +20,7 @@ def check(cfg: TrainConfig, words: Sequence[str] = ()) -> None:
     from rankbench.runs.machine import Machine
     from rankbench.runs.run import Run
     from rankbench.tasks import build_task
-    from rankbench.training.loop import check_scores
+    from rankbench.training.loop import check_demands
     from rankbench.training.memory import check_memory
     from rankbench.training.writers import check_writers
 
@@ -32,7 +32,7 @@ def check(cfg: TrainConfig, words: Sequence[str] = ()) -> None:
     check_analyses(cfg, cfg)
     task = build_task(cfg.task)
     check_memory(cfg, task, machine)
-    check_scores(cfg, task)
+    check_demands(cfg, task)
     Run(Path(cfg.out)).check_begun(cfg, str(machine.device))
     check_writers(cfg.trainer.writers)
 

@@ -16,7 +16,7 @@ import yaml
 
 from rankbench.config.arguments import typed_arguments
 from rankbench.config.compatibility import check
-from rankbench.config.keys import ConfigError, closest, typed_config
+from rankbench.config.keys import ConfigError, as_typed, closest, typed_config
 from rankbench.config.plugins import require
 from rankbench.config.schema import BaseConfig, TrainConfig
 from rankbench.runs.files import OUTPUTS, by_time, naming, regular, sync, write_json, write_text
@@ -178,7 +178,7 @@ class Run:
         changes, other = self._changes(cfg), "give another folder with out=<folder>"
         is_lengthened = self.is_lengthened(cfg)
         for key, (was, now) in changes.items():
-            begun = f"{key}={now}: the run in {self.folder} was begun with {key}={was}"
+            begun = f"{key}={as_typed(now)}: the run in {self.folder} was begun with {key}={as_typed(was)}"
             if not is_lengthened:
                 raise ConfigError(f"{begun}; give the same command to continue it, or another folder with out=<folder>")
             if (schedule := cfg.optimizer.schedule) in TO_THE_END:

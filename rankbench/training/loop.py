@@ -51,8 +51,8 @@ def train(cfg: TrainConfig, run: Run, command: list[str] | None = None) -> dict:
         return _train(cfg, run, machine, command)
 
 
-def check_scores(cfg: TrainConfig, task: Task) -> None:
-    """Raise ConfigError for an objective or a target accuracy that this task does not have."""
+def check_demands(cfg: TrainConfig, task: Task) -> None:
+    """Raise ConfigError for an objective, a target accuracy or epochs that this task does not have."""
     allowed = ["test_loss", "train_seconds"]
     if isinstance(task, Corpus):
         allowed = ["valid_loss", *allowed]
@@ -66,6 +66,11 @@ def check_scores(cfg: TrainConfig, task: Task) -> None:
         raise ConfigError(
             f"trainer.target_accuracy={cfg.trainer.target_accuracy}: task.name={task.name} is a regression, "
             "which has no accuracy; use null"
+        )
+    if cfg.trainer.epochs is not None and task.train_size is None and not isinstance(task, Corpus):
+        raise ConfigError(
+            f"trainer.epochs={cfg.trainer.epochs:g}: fresh sequences at every step, as with task.train_size=null, have no "
+            "epochs; give trainer.steps and trainer.epochs=null, or a task.train_size"
         )
 
 

@@ -658,6 +658,8 @@ BAD = [
     ("-m analysis=[residual],[bounds] model=l2", ["analysis=bounds: needs the softmax of dot products alone"]),
     ("task=convex_hull model=lstm", ["model.kind=lstm: reads tokens, and this task has coordinates"]),
     ("task=char_lm model.width=16", ["model.mask=none: ", "use model.mask=causal"]),
+    ("task=linear_regression", ["model.mask=none: ", "use model.mask=causal"]),
+    ("task=retrieval trainer.steps=null trainer.epochs=2", ["trainer.epochs=2: fresh sequences", "give trainer.steps"]),
     ("task=circle_arcs objective=test_accuracy", ["objective=test_accuracy: ", "allowed are test_loss, train_seconds"]),
     ("task=circle_arcs trainer.target_accuracy=0.9", ["trainer.target_accuracy=0.9: ", "use null"]),
     # out of range

@@ -820,7 +820,7 @@ def test_tables_of_other_weights_leave_a_lengthened_run(tmp_path, undrawn_here):
         (["trainer.steps=24", "optimizer.schedule=linear"], "on which the learning rates of optimizer.schedule=linear"),
         (["trainer.steps=19"], "trainer.steps=19: .* begun with trainer.steps=20; give the same command"),
         (["trainer.steps=24", "trainer.keep_state=false"], "begun with trainer.steps=20 and kept no training state"),
-        (["trainer.steps=null", "trainer.epochs=99"], "trainer.epochs=99.0: .* begun with trainer.epochs=None"),
+        (["trainer.steps=null", "trainer.epochs=99"], "trainer.epochs=99.0: .* begun with trainer.epochs=null"),
         (["trainer.steps=24", "seed=1"], "seed=1: .* begun with seed=0"),
     ],
 )
@@ -971,7 +971,7 @@ def test_the_summary_has_the_accuracies_of_constant_answers(tmp_path):
         right = [word[n] == by_position[n] for word in test_targets for n in range(4)]
         assert row["position_majority_accuracy"] == pytest.approx(sum(right) / 120)
     regression = Run(tmp_path / "regression")
-    train(compose("train", "task=linear_regression", "model.layers=1", "model.width=8", "trainer.steps=1"), regression)
+    train(compose("train", "task=retrieval", "model.layers=1", "model.width=8", "trainer.steps=1"), regression)
     assert "majority_accuracy" not in regression.summary()["seeds"][0]
 
 
@@ -982,7 +982,7 @@ def test_the_summary_has_the_accuracies_of_constant_answers(tmp_path):
     "override, message",
     [
         ("model.heads=4", "model.heads=4: .* begun with model.heads=2"),
-        ("trainer.clip=0.5", "trainer.clip=0.5: .* begun with trainer.clip=None"),
+        ("trainer.clip=0.5", "trainer.clip=0.5: .* begun with trainer.clip=null"),
         ("task.alphabet=9", "task.alphabet=9: .* begun with task.alphabet=5"),
         ("seed=3", "seed=3: .* begun with seed=0"),
         ("optimizer.milestones=[3]", r"optimizer.milestones=\[3\]: .* begun with optimizer.milestones=\[\]"),
