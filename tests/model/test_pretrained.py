@@ -456,6 +456,13 @@ def test_texts_longer_than_a_sliding_window_are_refused():
     assert "positions for 8" in refusal(as_network(built("Mistral")).embed, torch.full((1, 9), 5))
 
 
+@pytest.mark.parametrize("key", ["bi_data", "same_length"])
+def test_xlnet_is_refused_where_it_hides_other_tokens(key):
+    model = built("XLNet, causal")
+    setattr(model.config, key, True)
+    assert f"{key}=true" in refusal(as_network, model)
+
+
 @pytest.mark.parametrize("family", ["T5", "Llama", "XLNet"])
 def test_scores_of_positions_are_refused_where_scores_must_be_products(family):
     network = as_network(built(family))

@@ -189,6 +189,11 @@ def _xlnet(model: Any, base: Any) -> CheckpointParts:
         raise ConfigError(
             "xlnet with bi_data=true: half of each batch runs backwards; set bi_data=false in config.json"
         )
+    if config.same_length and config.attn_type == "uni":
+        raise ConfigError(
+            "xlnet with same_length=true: without the memory of texts before, every token sees itself alone; set "
+            "same_length=false in config.json"
+        )
     for number, layer in enumerate(base.layer, 1):
         its, feed = layer.rel_attn, layer.ff
         attention = RelativeAttention(its, base, "causal" if config.attn_type == "uni" else "none")
