@@ -311,7 +311,7 @@ def read_inputs(path: str, tokenize: Callable[[list[str]], Mapping[str, Tensor]]
                 f"inputs={path}: a text needs a tokenizer; give tokenizer=<hub id or folder>, or token ids in a .npy"
             )
         try:
-            lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+            lines = [line for line in file.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
         except UnicodeDecodeError as error:
             raise ConfigError(f"inputs={path}: not a text in UTF-8 ({error}); give one sequence per line") from None
         if not lines:

@@ -50,7 +50,7 @@ def sentences_in(file: Path) -> list[str]:
                 f"task.path: {file}: {size >> 30} GiB, and this machine has {memory >> 30} GiB of memory; "
                 "give a smaller text, such as its beginning"
             )
-        lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
+        lines = [line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines()]
     except OSError as error:
         raise ConfigError(f"task.path: {file}: {error.strerror}; give a text file, or null") from None
     except UnicodeDecodeError:

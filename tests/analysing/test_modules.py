@@ -2,6 +2,7 @@
 
 import weakref
 from dataclasses import replace
+from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
@@ -642,6 +643,13 @@ def test_numbers_that_the_precision_does_not_reach_are_refused():
 def test_a_text_that_is_no_utf8_is_one_line(tmp_path):
     (tmp_path / "x.txt").write_bytes(b"caf\xe9\n")
     assert "x.txt: not a text in UTF-8" in refusal(read_inputs, str(tmp_path / "x.txt"), dict)
+
+
+def test_the_mark_of_utf8_is_no_part_of_a_text(tmp_path):
+    (tmp_path / "x.txt").write_text("a\nb\n", encoding="utf-8-sig")
+    given = Mock(return_value={"ids": torch.zeros(2, 1, dtype=torch.long)})
+    read_inputs(str(tmp_path / "x.txt"), given)
+    given.assert_called_once_with(["a", "b"])
 
 
 def test_some_sequences_of_an_example(ids):

@@ -120,6 +120,12 @@ def test_one_file_is_split_in_the_order_of_its_lines(tmp_path):
     assert decoded == {"train": lines[:32], "valid": lines[32:36], "test": lines[36:]}
 
 
+def test_the_mark_of_utf8_at_the_beginning_is_no_character(tmp_path):
+    for encoding in ("utf-8", "utf-8-sig"):
+        (tmp_path / encoding).write_text("ab\nba\naa\n", encoding=encoding)
+        assert all_of(tmp_path / encoding, held_out=0.1).alphabet == "ab"
+
+
 def test_long_sentences_are_cut_off(tmp_path):
     (tmp_path / "text").write_text("abcdef\nab\nabcdef\nabcdef\n")
     task = all_of(tmp_path / "text", held_out=0.2, length_limit=4)
