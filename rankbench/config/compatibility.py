@@ -113,6 +113,11 @@ def _check_contraction(model: ModelConfig) -> None:
             "has no Lipschitz constant once the part along the own value is removed; set model.exclusive=false",
         ),
         "values": (model.values == "zero", "would divide by the norm of W_V, 0; use free, orthogonal or uniform"),
+        "init_gain": (not model.init_gain, "would divide by the norms of matrices, 0; use a value above 0"),
+        "mix_attention": (
+            not (model.mix_attention or model.mix_identity or model.mix_uniform),
+            "would divide by the bound of a map to 0; use 1",
+        ),
     }
     for name, (broken, why) in demands.items():
         if broken:

@@ -181,6 +181,8 @@ COMBINATIONS = [
     ("model=contractive_l2 model.tied_qk=false", "model.tied_qk=false: model.attention=contractive_l2"),
     ("model=contractive_l2 model.mask=others", "model.mask=others: model.attention=contractive_l2"),
     ("model=contractive_l2 model.values=zero", "model.values=zero: model.attention=contractive_l2"),
+    ("model=contractive_l2 model.init_gain=0", "model.init_gain=0.0: model.attention=contractive_l2"),
+    ("model=contractive_l2 model.mix_attention=0", "model.mix_attention=0.0: model.attention=contractive_l2"),
     ("model=contractive_l2 model.exclusive=true", "model.exclusive=true: ... _l2 has no Lipschitz constant"),
     ("model.weight_norm=sigma model.values=zero", "model.values=zero: model.weight_norm=sigma divides"),
     ("model.weight_norm=sigma model.init_gain=0", "model.init_gain=0.0: model.weight_norm=sigma divides"),
