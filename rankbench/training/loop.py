@@ -155,7 +155,7 @@ def _opened(cfg: TrainConfig, task: Task, run: Run, machine: Machine, seeds: lis
         training = Training(cfg, task, machine, seeds, run.step)
     except NoLibraryError as error:
         raise ConfigError(
-            f"{run.folder}: was begun with the fused step, which is not to be had here: {error}; continue it where it "
+            f"{run.folder}: was begun with the fused step, which is not available here: {error}; continue it where it "
             "is, or train it again with trainer.compile=false and another folder, out=<folder>"
         ) from None
     except (MemoryError, RuntimeError):  # sizes too large for the memory
