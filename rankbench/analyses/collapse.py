@@ -177,7 +177,7 @@ COLUMNS = {
     "mean_below_rounding": "Share of sequences whose token mean counts as zero.",
     "log10_measured": "log10 of ||R|| in a plain forward pass; empty where any sequence is below its rounding error.",
     "noise_floor": "Rounding error of ||R|| in that pass (units of X; rankbench.measures.rounding), mean.",
-    "below_floor": "Share of sequences whose measured ||R|| is no larger.",
+    "below_floor": "Share of sequences whose measured ||R|| is no larger than noise_floor.",
     "disagreement": "Largest |log10| of propagated over measured ||R||, over sequences above 1e4 rounding errors.",
     "growth_exponent": "log10_relative_residual over that of the layer before: 3 where the residual is cubed, 1 where "
     "it stays the same; empty where the relative residual before is not below 1.",

@@ -20,7 +20,7 @@ LOSS_FALL = {
 STATE_FLOORS = {
     "noise_floor": "Rounding error of `residual` (units of X).",
     "relative_noise_floor": "The same over ||X||.",
-    "below_floor": "Share of sequences whose residual is no larger: such a residual is rounding, not a measurement.",
+    "below_floor": "Share of sequences whose residual is no larger than noise_floor: rounding, not a measurement.",
 }
 STATES = {
     "relative_residual": "Distance to the nearest matrix of equal tokens over the state's size, ||R|| / ||X||, in the "

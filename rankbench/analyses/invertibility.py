@@ -227,7 +227,7 @@ ROWS = {
     "error": "Largest |x^ - x| over sequences, tokens and coordinates.",
     "relative_error": "The same over the largest |x|.",
     "noise_floor": "Rounding error of `error` (rankbench.measures.rounding), from the first 16 inputs.",
-    "below_floor": "1 where error is no larger, else 0.",
+    "below_floor": "1 where error is no larger than noise_floor, else 0.",
 }
 COLUMNS = ROWS | LOSS_FALL
 ANALYSIS = Analysis(

@@ -58,8 +58,8 @@ class Options:
     sequences: int | None = key("Number of test sequences at which the model is measured. null: all.", at_least=1)
     radii: list[float] = key("Radii of balls around embedded test sequences (Frobenius norm). []: none.", above=0)
     cap: float | None = key(
-        "c: a network whose matrices have spectral norms of at most c is also bounded with all of them at c, as with "
-        "optimizer.cap=c. null: not.",
+        "c: also bounds a network whose matrices all have the spectral norm c, if the network's own are at most c, as "
+        "with optimizer.cap=c. null: no such bound.",
         above=0,
     )
     starts: int = key("Number of random inputs at which the ascent begins. 0: no ascent.", at_least=0)

@@ -216,10 +216,10 @@ COLUMNS = {
     "bound requires for the error `value`; right: how often one random rank-1 head is right; attention_matrix: "
     "relative Frobenius error at rank r of random row-stochastic matrices of `dimension` tokens; sparse_margin: by "
     "how much the score of one of `dimension` random keys of width r can exceed those of the others.",
-    "form": "bound_sharp, bound_slide, bound_any: lower bounds; generalised: random maps of rank r, each with the "
-    "best function of y and of what it sees of the points, as the bounds allow; of random rank-1 hardmax heads "
-    "equal_weights, optimal_weights (this seed's heads, solved exactly) and majority_vote; construction: the vote as "
-    "a network of two layers; full_rank: one head, hardmax.",
+    "form": "bound_sharp, bound_slide, bound_any: lower bounds, as in head_rank.csv; generalised: random maps of rank "
+    "r, each with the best function of y and of what it sees of the points, as the bounds allow; of random rank-1 "
+    "hardmax heads equal_weights, optimal_weights (this seed's heads, solved exactly) and majority_vote; construction: "
+    "the vote as a network of two layers; full_rank: one head, hardmax.",
     "kind": "formula or measured.",
     "dimension": "Dimension of the points, or number of tokens.",
     "rank": "Rank of a head.",

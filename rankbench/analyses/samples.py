@@ -26,7 +26,7 @@ class Options:
     """Which sentences are written."""
 
     number: int = key("Number of sentences for each temperature.", at_least=1)
-    temperatures: list[float] = key("Divide the logits. Small ones are greedy.", above=0, nonempty=True)
+    temperatures: list[float] = key("The logits are divided by them; small ones are greedy.", above=0, nonempty=True)
     begin: str = key("Beginning of every sentence.")
 
 

@@ -178,8 +178,8 @@ class ModelWeights:
         between=GAIN,
     )
     query_gains: list[float] = key(
-        "Factors of W_Q and its bias at initialisation: temperatures of networks that train side by side. Of several, "
-        "seed s has number s modulo how many there are, so means over seeds are then means over the factors, too.",
+        "Factors of W_Q and its bias at initialisation: temperatures of networks that train side by side. Seed s has "
+        "factor number s modulo their number, so means over seeds are means over the factors, too.",
         default=[1.0],
         between=GAIN,
         nonempty=True,

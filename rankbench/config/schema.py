@@ -198,8 +198,8 @@ class AnalyzeConfig(BaseConfig):
         "Share of tokens that a masked language model has to fill in, and is scored on.", default=0.0, between=SHARE
     )
     mask: str | None = key(
-        "Input of a module that says which tokens are present, as present:<name> or absent:<name>, where true means "
-        "present, or absent. null: read from the weights of attention, or from a known name.",
+        "Input of a module that says which tokens are present: present:<name> if true marks these, absent:<name> if "
+        "true marks the others. null: read from the weights of attention, or from a known name.",
         default=None,
     )
     output: str | None = key(
@@ -208,12 +208,12 @@ class AnalyzeConfig(BaseConfig):
         default=None,
     )
     layers: list[str] | None = key(
-        "Submodules of a module or checkpoint whose results are its states, as [encoder.layers.*]. null: read.",
+        "Submodules of a module or checkpoint whose results are its states, as [encoder.layers.*]. null: found.",
         default=None,
         nonempty=True,
     )
     token_axis: int | None = key(
-        "Axis of a module's tokens, in the tensor that is measured and in the layers' states. null: read.",
+        "Axis of a module's tokens, in the tensor that is measured and in the layers' states. null: found.",
         default=None,
         between=(0, 7),
     )
