@@ -41,11 +41,14 @@ BOARD = "scoreboard.html"
 SECOND = "second_seeds.csv"  # a preset's verdicts of its second run
 LARGEST = 200_000  # bytes of a figure
 READING = (
-    "A claim is *held* where the 95 % interval over seeds lies on the claimed side of its threshold in every setting "
-    "that the paper speaks of, and where its control fails, a set-up in which the claim is false. It is *partly held* "
-    "where some settings hold, and *held after Holm* where it still holds when all claims of its paper are tested "
-    f"together. It is *replicated* where a second run, on seeds from {SECOND_SEED} on, gives the same outcome in every "
-    "setting; a verdict that turns round is undecided."
+    "A claim is\n\n"
+    "- *held* if in every setting the 95 % interval over seeds lies on the claimed side of its threshold, and if it "
+    "fails in its control, a set-up in which it is false;\n"
+    "- *partly held* if it is held in some settings, *failed* if it fails in some and is held in none, else "
+    "*undecided*;\n"
+    "- *held after Holm* if it still holds when all claims of its paper are tested together;\n"
+    f"- *replicated* if a second run, on seeds from {SECOND_SEED} on, has the same outcome in every setting. A setting "
+    "that is held in one run and failed in the other is undecided."
 )
 
 # Columns of a paper's table of claims
@@ -178,7 +181,8 @@ def index_of(folder: Path) -> str:
     parts = [
         MARK,
         "# Results\n",
-        f"{len(table)} of {len(boards)} presets have been run{without and f'; without claims: {without}'}. {READING}\n",
+        f"{len(table)} of {len(boards)} presets have been run{without and f'; without claims: {without}'}.\n",
+        f"{READING}\n",
         f"[scoreboard.html]({BOARD}) is a page to search, with all claims and figures. By paper:\n",
         "".join(f"- [{paper}]({_page_of(paper)}): {_counts_in_words(of)}\n" for paper, of in claims.items()),
         _folded("These numbers in a table", markdown(pd.DataFrame(rows))),

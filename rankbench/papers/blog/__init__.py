@@ -90,15 +90,15 @@ def _pruned(order: str, statement: str) -> Claim:
 
 CONDITIONS: dict[str, Claim] = {
     "blog_paths_orthogonal": _pairs(
-        column="cosine", statement="1: outputs of two paths are orthogonal (mean size of their cosine)."
+        column="cosine", statement="Condition 1: outputs of two paths are orthogonal (mean size of their cosine)."
     ),
     "blog_paths_uncorrelated": _pairs(
         column="correlation",
-        statement="2: outputs of two paths hardly covary over inputs (mean size of their correlation).",
+        statement="Condition 2: outputs of two paths hardly covary over inputs (mean size of their correlation).",
     ),
     "blog_frozen_paths_add_up": exact_check(
-        statement="3, of frozen paths: the output is the sum of all paths (relative rest; Theorem 2.1 of Dong et al. "
-        "2021).",
+        statement="Condition 3, of frozen paths: the output is the sum of all paths (relative rest; Theorem 2.1 of "
+        "Dong et al. 2021).",
         source=SOURCE,
         table="independence",
         measure=partial(_size, of="network", column="interaction"),
@@ -108,7 +108,7 @@ CONDITIONS: dict[str, Claim] = {
         control=_control("network", "interaction", 1e-8),
     ),
     "blog_paths_additive": _condition(
-        statement="3, of recomputed paths: the output is nearly the sum of all paths (relative rest).",
+        statement="Condition 3, of recomputed paths: the output is nearly the sum of all paths (relative rest).",
         measure=partial(_size, of="network", column="interaction"),
         claimed=below(SMALL),
         by=("scheme",),
@@ -118,11 +118,12 @@ CONDITIONS: dict[str, Claim] = {
     ),
     "blog_pairs_additive": _pairs(
         column="interaction",
-        statement="3, of recomputed paths: two paths hardly interact in one network (mean relative interaction).",
+        statement="Condition 3, of recomputed paths: two paths hardly interact in one network (mean relative "
+        "interaction).",
     ),
     "blog_cross_gradients_below_own": _condition(
-        statement="4: second derivatives of the loss by two heads' parameters are small beside the heads' own (mean "
-        "ratio; the blog compares them with 1, which the scale of the parameters decides).",
+        statement="Condition 4: second derivatives of the loss by two heads' parameters are small beside the heads' "
+        "own (mean ratio; the blog compares them with 1, which the scale of the parameters decides).",
         measure=lambda rows: rows[_other_heads(rows)].cross_gradient_relative.mean(),
         claimed=below(SMALL),
         floor="cross_gradient_below_floor",
@@ -130,7 +131,7 @@ CONDITIONS: dict[str, Claim] = {
         control=Control("each head beside itself", _own_for_cross),
     ),
     "blog_paths_independent": _condition(
-        statement="5: outputs of two paths share little information (mean KSG estimate, nats).",
+        statement="Condition 5: outputs of two paths share little information (mean KSG estimate, nats).",
         measure=lambda rows: rows[rows.of == "paths"].information_ksg.mean(),
         claimed=below(NATS),
         by=("scheme",),
