@@ -1,7 +1,8 @@
 """Claims that what is measured agrees with the closed form of a law, as tests on the table `laws`.
 
-A law's measure is the largest deviation of one seed over all parameters and x. Its line is a tolerance with a reason.
-In its control the measurements of the control set-up are compared with the same closed form, and must be farther off.
+A law's measure is the largest deviation of one seed over all parameters and x. Its threshold is a tolerance with a
+reason. In its control the measurements of the control set-up are compared with the same closed form, and must be
+farther off.
 """
 
 from functools import partial
@@ -38,7 +39,7 @@ def _measured_in_control(rows: pd.DataFrame) -> pd.DataFrame:
 def agrees(
     law: str, line: float, statement: str, source: str, control: str, relative: bool = False, exact: bool = False
 ) -> Claim:
-    """Claim that a law's measurements agree with its closed form within the line. exact: it is a check, without
+    """Claim that a law's measurements agree with its closed form within the tolerance. exact: it is a check, without
     chance."""
     return of_any_weights(
         statement=f"{statement} ({'relative ' if relative else ''}distance from the closed form, the largest).",

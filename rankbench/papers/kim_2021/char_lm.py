@@ -114,8 +114,8 @@ def _may_turn(
 ) -> str:
     """Say why a gap between two networks' losses cannot be judged yet; empty if it can.
 
-    Both must know more than frequencies, and the one whose further fall would bring the gap to a line must not fall
-    any more: the variant if the gap is above the line, else the base; both if it lies between two lines.
+    Both must know more than frequencies, and the one whose further fall would bring the gap to a threshold must not
+    fall any more: the variant if the gap is above the threshold, else the base; both if it lies between two thresholds.
     """
     measured = gap(rows)
     could_turn_it = (variant, base) if claimed.side == 0 and abs(measured) <= claimed.at else (base,)
@@ -223,7 +223,7 @@ def _compared(
 
 
 def _loses(variant: str, base: str, line: float = 0.0, **claim: Any) -> Claim:
-    """Claim that the variant loses more than the line against the base."""
+    """Claim that the variant loses more than the threshold against the base."""
     return _compared(variant, base, above(line), with_exchanged("variant", variant, base), **claim)
 
 
