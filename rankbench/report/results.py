@@ -47,8 +47,8 @@ READING = (
     "- *partly held* if it is held in some settings, *failed* if it fails in some and is held in none, else "
     "*undecided*;\n"
     "- *held after Holm* if it still holds when all claims of its paper are tested together;\n"
-    f"- *replicated* if a second run, on seeds from {SECOND_SEED} on, has the same outcome in every setting. A setting "
-    "that is held in one run and failed in the other is undecided."
+    f"- *replicated* if a second run, on seeds from {SECOND_SEED} on, has the same outcome in every setting that was "
+    "judged in both. A setting that is held in one run and failed in the other is undecided."
 )
 
 # Columns of a paper's table of claims
