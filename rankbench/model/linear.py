@@ -60,6 +60,8 @@ class SigmaReparam(nn.Module):
         self.gamma = nn.Parameter(torch.ones(num_maps))
 
     def forward(self, weight: Tensor) -> Tensor:
+        if weight.is_meta:  # a shape alone, which autocast does not know
+            return weight
         w_MOI = weight.unflatten(0, (len(self.gamma), -1))
         left_MO, right_MI = largest_pair(w_MOI.detach())
         with torch.autocast(weight.device.type, enabled=False):  # bfloat16 would spoil the norm's third digit

@@ -265,6 +265,11 @@ def test_what_it_refuses(random_network, changes, tokens, message):
     assert re.search(message, refusal(check_covered, network, tokens))
 
 
+def test_a_networks_shapes_are_enough_to_ask(random_network):
+    network, _ = random_network(1, seed=1, weight_norm="sigma")
+    check_covered(network.to("meta"), 4)
+
+
 # --- The table --------------------------------------------------------------------------------------------------------
 
 
