@@ -25,7 +25,7 @@ from rankbench.measures.residual_coordinates import (
     times,
 )
 from rankbench.measures.rounding import MARGIN, RandomRounding
-from rankbench.model.attention import ATTENTION_ALONE, Heads
+from rankbench.model.attention import Heads
 from rankbench.model.mlp import ACTIVATIONS, MLP
 from rankbench.model.network import Network, check_one_stream
 from rankbench.model.norm import Norm
@@ -118,8 +118,8 @@ def _followed(sublayer: AnySublayer) -> Iterator[tuple[str, object, Collection[o
         return
     part = sublayer.part
     yield "attention", part.score_name, ATTENTIONS
-    for share_of, share in ATTENTION_ALONE.items():
-        yield f"mix_{share_of}", part.mix[share_of], [share]
+    for share_of in ("identity", "uniform"):
+        yield f"mix_{share_of}", part.mix[share_of], [0.0]
     yield "exclusive", str(part.exclusive).lower(), ["false"]
 
 
@@ -132,7 +132,7 @@ def log_lemma_constant(sublayer: AttentionSublayer) -> float:
     """
     w, module = sublayer.part.maps_as_applied(), sublayer.part
     w_qk_HDD = (2 if module.is_l2 else 1) * w.w_q_HDK @ w.w_k_HDK.mT / module.temperature
-    w_vo_HDD = sublayer.branch * w.w_v_HDK @ w.w_o_HKD
+    w_vo_HDD = sublayer.branch * module.mix["attention"] * w.w_v_HDK @ w.w_o_HKD
     beta = (one_norm(w_qk_HDD) * composite_norm(w_vo_HDD)).max()
     return (4 * beta * module.heads / math.sqrt(module.head_width)).log().item()
 
@@ -173,7 +173,7 @@ def attention(state: ResidualState, module: Heads, present_BN: Tensor | None = N
     Q_i is the softmax of r over the keys that i sees, and P_i, of r + E, differs from it by
     Q_ij expm1(E_ij - lse_i), lse_i = log1p(sum_j Q_ij expm1 E_ij): of second order in R. Then
 
-        P X W + b = 1 (x W + b) + Q R W + (P - Q) R W,    W = W_V W_O, summed over heads.
+        P X W + b = 1 (x W + b) + Q R W + (P - Q) R W,    W = W_V W_O, times mix_attention, summed over heads.
 
     Where all N tokens see the same keys, Q R is the same row for all of them: it moves the mean by
     sum_j (Q_j - 1/N) R_j, and the residual is the last term, of third order. Where they do not (causal and window
@@ -182,6 +182,7 @@ def attention(state: ResidualState, module: Heads, present_BN: Tensor | None = N
     the key that is attended to most, so that attention to almost a single key loses no digits either.
     """
     w = module.maps_as_applied()
+    w = w._replace(w_o_HKD=module.mix["attention"] * w.w_o_HKD)
     mean_BD, log_B, unit_BND = state.mean_BD, state.log_scale_B, state.unit_BND
     scale_B111, factor = log_B.exp()[:, None, None, None], module.head_width**-0.5 / module.temperature
     seen = _seen(module, present_BN, unit_BND)

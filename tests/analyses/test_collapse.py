@@ -104,7 +104,8 @@ def attended(x, module, cfg):
             seen = [j for j in range(len(x)) if is_seen(cfg.mask, cfg.window, i, j, len(x))]
             powers = [mpmath.exp(score(q[i], k[j]) / root / mpf(cfg.temperature)) for j in seen]
             total = mpmath.fsum(powers)
-            joined[i] += [mpmath.fdot(powers, [v[j][c] for j in seen]) / total for c in range(len(v[0]))]
+            share = mpf(module.mix["attention"])
+            joined[i] += [share * mpmath.fdot(powers, [v[j][c] for j in seen]) / total for c in range(len(v[0]))]
     return linear(joined, module.out)
 
 
@@ -174,6 +175,7 @@ CUBIC = [  # (keys, layers, digits, the last residual is below ten to this)
     ({"heads": 1, "tied_qk": True, "temperature": 0.7}, 5, 400, -50),
     ({"heads": 3, "bias": False}, 5, 300, -30),
     ({"branch_scale": -0.6}, 5, 300, -50),
+    ({"mix_attention": -0.7, "head_reduction": "mean"}, 5, 300, -50),
     ({"norm": "post"}, 4, 300, -20),
     ({"norm": "pre", "norm_kind": "rmsnorm", "norm_affine": False}, 5, 300, -20),
     ({"mlp": True}, 5, 400, -50),
@@ -542,7 +544,6 @@ def test_tokens_that_overflow_are_refused(network):
         ("attention", "contractive_l2"),
         ("mix_identity", 0.5),
         ("mix_uniform", -1.0),
-        ("mix_attention", 2.0),
     ],
 )
 def test_what_no_rule_follows_is_refused_in_one_line(network, key, value):
