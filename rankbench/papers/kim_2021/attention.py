@@ -211,8 +211,8 @@ ATTENTION: dict[str, Claim] = {
         ),
     ),
     "kim_fig8_diverges": of_layers(
-        statement="Under ascent ||J||_inf of dot-product attention grows without bound: in every fifth of the steps "
-        "after the first, at least with their square root, and L2 attention, which has a bound, does not (exponent of "
+        statement="Under ascent ||J||_inf of dot-product attention keeps growing, in every fifth of the steps after "
+        "the first at least with their square root; that of L2 attention, which has a bound, does not (exponent of "
         "the number of steps, in the fifth in which it grows least; threshold: ours, .5).",
         source="Kim et al. 2021, app. L and Fig. 8",
         measure=partial(_least_growth, attention="dot"),
@@ -267,8 +267,8 @@ ATTENTION: dict[str, Claim] = {
         control=Control("half a thousandth of the error left", partial(_leaving, share=0.0005)),
     ),
     "kim_fig5_contractive_inverted": _inverted(
-        statement="With trained weights, as with any, contractive L2 attention is inverted, the layer and "
-        "(inputs=test) the network (log10 of the share of the error that is left; threshold: ours, a thousandth).",
+        statement="Contractive L2 attention is inverted with trained weights, too, the layer and (inputs=test) the "
+        "network (log10 of the share of the error that is left; threshold: ours, a thousandth).",
         source="Kim et al. 2021, sec. 4",
         measure=partial(_left, attention="contractive_l2"),
         claimed=below(INVERTED),

@@ -162,8 +162,8 @@ CLAIMS: dict[str, Claim] = {
         control=Control.beyond("tokens that are all close from the start", loss_settled_upto=1.0),
     ),
     "atlas_training_lengthens": _of_networks(
-        statement="Trained weights need longer paths than fresh ones of the checkpoint's own standard deviation, which "
-        "decides this (log of the ratio of k99).",
+        statement="Trained weights need longer paths than fresh ones of the checkpoint's own standard deviation (log "
+        "of the ratio of k99).",
         measure=_trained_over_fresh,
         claimed=above(0.0),
         applies=_is_trained,
