@@ -134,7 +134,7 @@ STEPS = {
     "contractive, padded": ["task=memorization", "model=contractive_l2", "task.vocabulary=9", "~task.test_size"],
     "corpus": CORPUS,
 }
-START = ["task.start_points=4", "task.start_dimension=3", "task.curriculum_every=null"]
+START = ["task.start_points=4", "task.start_dimension=3", "task.curriculum_every=null", "model.mask=causal"]
 MORE_STEPS = {
     "lstm": ["model=lstm", "~model.heads"],
     "contractive": ["model=contractive_l2"],
@@ -155,7 +155,7 @@ MORE_STEPS = {
     "sgd": ["optimizer=sgd"],
     "embedding norm": ["model.embedding_norm=true"],
     "padded": ["task=memorization", "task.vocabulary=9", "~task.test_size"],
-    "regression": ["task=linear_regression", "~task.length", "task.points=4", "task.dimension=3", *START, "model.mask=causal"],
+    "regression": ["task=linear_regression", "~task.length", "task.points=4", "task.dimension=3", *START],
     "nearest": ["task=nearest_neighbor", "~task.length", "task.points=4", "task.dimension=6", "model.read_in=identity"],
 }  # fmt: skip
 

@@ -69,8 +69,8 @@ def check_demands(cfg: TrainConfig, task: Task) -> None:
         )
     if cfg.trainer.epochs is not None and task.train_size is None and not isinstance(task, Corpus):
         raise ConfigError(
-            f"trainer.epochs={cfg.trainer.epochs:g}: fresh sequences at every step, as with task.train_size=null, have no "
-            "epochs; give trainer.steps and trainer.epochs=null, or a task.train_size"
+            f"trainer.epochs={cfg.trainer.epochs:g}: fresh sequences at every step, as with task.train_size=null, have "
+            "no epochs; give trainer.steps and trainer.epochs=null, or a task.train_size"
         )
 
 
