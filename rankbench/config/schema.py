@@ -43,7 +43,7 @@ class OptimizerConfig:
     )
     warmup: int = key("Length of the linear warm-up.", default=0, unit="steps", between=LENGTH)
     milestones: list[int] = key(
-        "When schedule=multistep multiplies the rate by optimizer.decay.", default=[], unit="steps"
+        "When schedule=multistep multiplies the rate by optimizer.decay.", default=[], unit="steps", between=LENGTH
     )
     decay: float = key("Factor of schedule=multistep.", default=0.1, between=RATE)
     cap: float | None = key(

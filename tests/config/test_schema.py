@@ -171,6 +171,7 @@ COMBINATIONS = [
     ("model.mlp_ratio=0.01 model.width=40", "model.mlp_ratio=0.01: ... model.width=40; allowed are ratios from 0.025"),
     ("model.query_gains=[2] model.tied_qk=true", "model.query_gains=[2.0]: ... set model.tied_qk=false"),
     ("model.query_gains=[2] model.weight_norm=sigma", "model.query_gains=[2.0]: ... set model.weight_norm=none"),
+    ("optimizer.milestones=[-5]", "optimizer.milestones=[-5]: out of range; allowed are values from 0"),
     ("trainer.epochs=2", "trainer.steps=1000 trainer.epochs=2.0: give exactly one of the two ... null"),
     ("trainer.steps=null", "trainer.steps=null trainer.epochs=null: give exactly one of the two"),
     ("optimizer.schedule=multistep", "optimizer.milestones=[]: optimizer.schedule=multistep ... [1000,2000]"),
