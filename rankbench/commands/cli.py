@@ -179,7 +179,7 @@ def _run(command: str, words: list[str]) -> None:
             if parsed.help:
                 from rankbench.commands.usage import usage
 
-                return print(usage(command, [*parsed.overrides, *unknown]))
+                return print(usage(command, [*_folder_of_user(parsed), *parsed.overrides, *unknown]))
             options = [word for word in words if word not in parsed.overrides]
             if parsed.cfg and parsed.multirun:
                 options = [word for word in options if word not in ("-m", "--multirun")]
