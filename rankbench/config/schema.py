@@ -299,7 +299,8 @@ class ReportConfig(DrawingConfig):
     """rankbench report, which takes the models from the runs."""
 
     runs: str = key(
-        "Runs to gather: folder of a run or a sweep, a folder of such folders, a glob, a list as [a,b], or `latest`.",
+        "Runs to gather: folder of a run or a sweep, a folder of such folders, a glob, a list as [a,b] (names may "
+        "hold commas), or `latest`.",
         default="latest",
     )
     scoreboard: str | None = key(

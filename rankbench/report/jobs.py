@@ -33,20 +33,36 @@ def find_runs(text: str) -> list[Path]:
         if not dated:
             raise ConfigError(f"runs=latest: no run under {OUTPUTS.resolve()}; train one with `rankbench train`")
         return max(dated)[1]
-    names = text[1:-1].split(",") if text[:1] == "[" and text[-1:] == "]" and not Path(text).exists() else [text]
-    jobs_of: dict[str, list[Path]] = {}
-    for name in map(str.strip, names):
-        matches = [name] if name and Path(name).exists() else sorted(glob.glob(name, recursive=True))
-        jobs_of[name] = [job for match in matches for job in runs_in(Path(match))]
-        if not jobs_of[name] and names != [text]:
-            raise ConfigError(f"runs={text}: no run in {name or 'an empty name'}; correct it, or leave it out")
-    jobs = list(dict.fromkeys(job for of_name in jobs_of.values() for job in of_name))
+    is_list = text[:1] == "[" and text[-1:] == "]" and not Path(text).exists()
+    names = _names_in(text) if is_list else [text]
+    jobs = list(dict.fromkeys(job for name in names for job in _runs_named(name)))
     configs = {job: config_of(job) for job in jobs}
     jobs = [job for job in jobs if "bench" not in configs[job]]  # timings, by versions before 0.2
     trained = [job for job in jobs if "run" not in configs[job]]
     if not any((job / "config.yaml").exists() for job in jobs):
         raise ConfigError(f"runs={text}: no run there; give a run's or a sweep's folder, a glob, or runs=latest")
     return trained or jobs
+
+
+def _names_in(text: str) -> list[str]:
+    """The names in a list. A name may hold commas: a part between two of them that alone names no run is joined with
+    those behind it. ConfigError for a part that is left over."""
+    parts = text[1:-1].split(",")
+    names: dict[int, list[str]] = {len(parts): []}  # those of the parts from each on
+    for first in reversed(range(len(parts))):
+        for end in (end for end in range(first + 1, len(parts) + 1) if end in names and first not in names):
+            if _runs_named(name := ",".join(parts[first:end]).strip()):
+                names[first] = [name, *names[end]]
+    if 0 not in names:
+        left = parts[max(set(range(len(parts))) - names.keys())].strip()
+        raise ConfigError(f"runs={text}: no run in {left or 'an empty name'}; correct it, or leave it out")
+    return names[0]
+
+
+def _runs_named(name: str) -> list[Path]:
+    """The runs in the folder of this name or, if there is none, in those of a glob."""
+    matches = [name] if name and Path(name).exists() else sorted(glob.glob(name, recursive=True))
+    return [job for match in matches for job in runs_in(Path(match))]
 
 
 def runs_in(folder: Path) -> list[Path]:

@@ -375,6 +375,16 @@ def test_runs_of_a_list_are_those_of_each_folder_in_its_order(tmp_path):
     assert compose("report", f"runs=[{tmp_path}/c,{tmp_path}/b]").runs == f"[{tmp_path}/c,{tmp_path}/b]"
 
 
+def test_names_in_a_list_of_runs_may_hold_commas(tmp_path):
+    names = ["0_a=1,b=2", "0_a=1,b=2,c", "1_a=1,b= 3", "2"]
+    for name in names:
+        run_at(tmp_path / name)
+    for some in (names, names[::-1], names[:1], names[1:3]):
+        runs = find_runs(f"[{', '.join(f'{tmp_path}/{name}' for name in some)}]")
+        assert [run.name for run in runs] == some
+    assert ": no run in 3; correct it" in refusal(find_runs, f"[{tmp_path}/0_a=1,b=2,3]")
+
+
 def test_markdown_and_latex_hold_the_table_whatever_is_in_it():
     table = pd.DataFrame({"a|b_c": ["x|y", "50% & $1 #_{}~^\\"], "n": [0.123456, np.nan]})
     lines = markdown(table).splitlines()
