@@ -119,6 +119,7 @@ def _unknown_choice(path: str, words: list[str]) -> str:
     if group in ("hydra/launcher", "hydra/sweeper") and (extra := next(filter(choice.startswith, EXTRAS), None)):
         asking = [word for word in words if extra in word or word == "cluster=slurm"]
         return f"{asking[-1] if asking else extra}: needs the extra: pip install 'rankbench[{extra}]'"
+    _name_plugins_of_run(words)
     allowed = list(plugins.choices(group))
     if not allowed:
         return f"{path}: no such config; groups are {', '.join(groups())}"
@@ -131,7 +132,21 @@ def _unknown_choice(path: str, words: list[str]) -> str:
     return unknown(group, choice, allowed)
 
 
+def _name_plugins_of_run(words: list[str]) -> None:
+    """Raise ConfigError if the words name a run that was made with plug-ins that they do not name."""
+    from rankbench.runs.records import or_empty, read_yaml
+    from rankbench.runs.run import find_run
+
+    given = (word.removeprefix("run=") for word in words if word.startswith("run="))
+    for name in (name.strip("'") for value in given for name in value.split(",")):
+        run = find_run(name)
+        named = or_empty(read_yaml, run.folder / "config.yaml").get("plugins")
+        if isinstance(named, list) and not set(map(str, named)) <= plugins.FOUND.keys():
+            plugins.require([*map(str, named)], run.folder)
+
+
 def _unknown_key(key: str, command: str, words: list[str]) -> str:
+    _name_plugins_of_run(words)
     prefix, _, name = key.rpartition(".")
     if command == "analyze" and prefix in ("trainer", "optimizer"):
         return f"{key}: analyze does not train; leave it out, or give it to `rankbench train`"

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from command_line import refused
 from matplotlib.text import Text
 from refusals import refusal
 
@@ -313,6 +314,9 @@ def test_a_run_imports_nothing_that_its_reader_has_not_named(run, elsewhere):
     assert rb.load(copied).config.plugins == ["evil"]
     with pytest.raises(ConfigError, match=r"^run=.*copied: this run needs plugins=\[evil\], .*add plugins=\[evil\]$"):
         rb.analyze(copied, "residual")
+    for words in (["analysis=[evil_table]"], ["analysis.evil_table.power=2"]):
+        said = refused("analyze", f"run={copied}", *words, at=elsewhere)
+        assert said.endswith("if you trust it, add plugins=[evil]") and "this run needs plugins=[evil]" in said
     assert "evil" not in sys.modules
     sys.path.append(str(EXAMPLE))
     tables = rb.analyze(run, "weight_sizes", plugins="lettercount", power=1)
