@@ -1,7 +1,6 @@
 """`rankbench analyze`."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from omegaconf import DictConfig
 
@@ -30,8 +29,6 @@ def check(cfg: AnalyzeConfig, words: Sequence[str] = (), writes: bool = True) ->
         check_memory(cfg, build_task(cfg.task), machine)
     if not cfg.analysis:
         raise ConfigError("analysis=[]: nothing to measure; name at least one, as in analysis=[paths]")
-    if (Path(cfg.out) / "metrics.csv").exists():  # its config.yaml would be overwritten
-        raise ConfigError(f"out={cfg.out}: the folder of a training run; give analyze a folder of its own")
     _check_seeds(cfg)
 
 

@@ -12,6 +12,7 @@ from rankbench.config.keys import ConfigError, refuse_null_byte
 from rankbench.config.presets import Preset, described
 from rankbench.config.schema import SCHEMAS, AnalyzeConfig, BaseConfig, Config, TrainConfig
 from rankbench.runs.files import regular
+from rankbench.runs.records import or_empty, read_yaml
 from rankbench.runs.sweep import JOBS
 
 
@@ -60,9 +61,22 @@ def check_folder(name: str, key: str = "out") -> None:
 
 def check_single(cfg: Config) -> None:
     """Refuse a single run in the folder of a sweep, which could then not be continued, and whose tables it would write
-    over."""
-    if isinstance(cfg, BaseConfig) and (Path(cfg.out) / JOBS).exists():
-        raise ConfigError(f"out={cfg.out}: the folder of a sweep; give the run a folder of its own")
+    over; and in the folder of another kind of run."""
+    if isinstance(cfg, BaseConfig):
+        if (Path(cfg.out) / JOBS).exists():
+            raise ConfigError(f"out={cfg.out}: the folder of a sweep; give the run a folder of its own")
+        check_kind(cfg, Path(cfg.out))
+
+
+def check_kind(cfg: Config, folder: Path) -> None:
+    """Refuse a training in the folder of an analysis, an analysis in that of a training, and both in that of a training
+    watched by rankbench.observe: their configs would be written over."""
+    there = or_empty(read_yaml, folder / "config.yaml")
+    kinds = {"observe": "a watched training", "run": "an analysis", "trainer": "a training run"}
+    kind = next((kinds[key] for key in kinds if key in there), None)
+    own = {TrainConfig: kinds["trainer"], AnalyzeConfig: kinds["run"]}.get(type(cfg), kind)
+    if kind not in (None, own):
+        raise ConfigError(f"out={folder}: the folder of {kind}; give another folder")
 
 
 def check_records(folder: Path) -> None:

@@ -20,7 +20,7 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
 
-from rankbench.commands.checks import check_job, check_records
+from rankbench.commands.checks import check_job, check_kind, check_records
 from rankbench.commands.compose import load_plugins, resolve
 from rankbench.commands.composition import composed, composed_here
 from rankbench.commands.failures import INTERRUPTED, quit_silently, refuse
@@ -117,6 +117,7 @@ class Grid:
             check_job(cfg, words)
             own_words = tuple(_resolved(word, job_config) for word in words)
             job = Job(job_folder(number, job_config.hydra.job.override_dirname, _root_=job_config), own_words)
+            check_kind(cfg, sweep.folder / job.folder)
             if type(cfg) is TrainConfig:
                 Run(sweep.folder / job.folder).check_same(cfg)
                 check_records(sweep.folder / job.folder)

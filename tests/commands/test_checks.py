@@ -1,20 +1,23 @@
 """rankbench.commands.checks and start: a wrong config is refused before its folder is made."""
 
+import dataclasses
 import io
 import os
 import sys
 
 import pytest
+import yaml
 from hydra.core.utils import JobReturn
 from omegaconf import OmegaConf
 from refusals import refusal
 
-from rankbench.commands.checks import check_everything, check_job, check_single
+from rankbench.commands.checks import check_everything, check_job, check_kind, check_single
 from rankbench.commands.compose import resolve
 from rankbench.commands.composition import composed
 from rankbench.commands.failures import refusing
 from rankbench.commands.start import JobCallbacks
 from rankbench.config.keys import ConfigError
+from rankbench.config.schema import SCHEMAS
 from rankbench.runs.run import Run
 
 
@@ -64,12 +67,24 @@ def test_a_file_is_no_run(run):
         check_everything(resolve(composed("analyze", "run=run/config.yaml")))
 
 
-@pytest.mark.parametrize("words", [["run=run"], []])
-def test_analyze_does_not_write_over_a_training_run(run, words):
-    for name in ("checkpoint.safetensors", "metrics.csv"):
-        (run.folder / name).write_bytes(b"")
-    with pytest.raises(ConfigError, match=r"^out=run: the folder of a training run; "):
-        check_everything(resolve(composed("analyze", "out=run", *words)))
+@pytest.mark.parametrize(
+    ("there", "command", "kind"),
+    [
+        ("train", "analyze", "a training run"),
+        ("analyze", "train", "an analysis"),
+        ("observe", "train", "a watched training"),
+        ("observe", "analyze", "a watched training"),
+    ],
+)
+def test_no_run_writes_over_one_of_another_kind(tmp_path, there, command, kind):
+    (tmp_path / "run").mkdir()
+    plain = {"observe": {"every": 1}} if there == "observe" else dataclasses.asdict(resolve(composed(there)))
+    (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump(plain))
+    cfg = resolve(composed(command, "out=run"))
+    assert refusal(check_single, cfg) == f"out=run: the folder of {kind}; give another folder"
+    assert refusal(check_kind, cfg, tmp_path / "run").endswith(f"run: the folder of {kind}; give another folder")
+    if there in SCHEMAS:
+        check_single(resolve(composed(there, "out=run")))
 
 
 @pytest.mark.parametrize("command", ["train", "analyze"])
