@@ -170,7 +170,8 @@ class Run:
     def is_lengthened(self, cfg: TrainConfig) -> bool:
         """Whether `cfg` is the config of the run in the folder, except for more steps or epochs."""
         changes = self._changes(cfg)
-        return len(changes) == 1 and all(key in LENGTHS and _is_more(*values) for key, values in changes.items())
+        more = [key in LENGTHS and None not in (was, now) and now > was for key, (was, now) in changes.items()]
+        return more == [True]
 
     def check_same(self, cfg: TrainConfig) -> None:
         """Raise ConfigError if the folder holds a run of another config, naming the first key that differs, or a run
@@ -285,6 +286,8 @@ class Run:
                 f"run={self.folder}: a training watched by rankbench.observe, whose network is not here; "
                 f"`rankbench report runs={self.folder}` gathers it, rankbench.Run(folder).table reads its tables"
             )
+        if "run" in plain:
+            raise ConfigError(f"run={self.folder}: an analysis, of run={plain['run']}; give the folder of a training")
         trainer = plain.get("trainer")
         if isinstance(trainer, dict) and "tensorboard" in trainer:  # as it was before trainer.writers
             plain["trainer"] = {"writers": ["tensorboard"] if trainer.pop("tensorboard") else []} | trainer
@@ -394,7 +397,3 @@ def check_growing(table: pd.DataFrame, path: Path, needed: Iterable[str] = ()) -
     numbers = table.columns.difference(WORDS, sort=False) if len(table) else ()
     if wrong := [name for name in numbers if not pd.api.types.is_numeric_dtype(table[name])]:
         raise ConfigError(f"{path}: {wrong[0]} has an entry that is no number; {PUT_BACK}")
-
-
-def _is_more(was: Any, now: Any) -> bool:
-    return isinstance(was, int | float) and isinstance(now, int | float) and now > was

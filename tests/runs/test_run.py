@@ -156,6 +156,11 @@ def test_a_run_without_its_config_takes_no_other(run, cfg):
     )
 
 
+def test_the_folder_of_an_analysis_is_no_run(run):
+    (run.folder / "config.yaml").write_text(config_text(resolve(composed("analyze", "run=there"))))
+    assert refusal(lambda: run.config) == f"run={run.folder}: an analysis, of run=there; give the folder of a training"
+
+
 def test_a_missing_key_in_a_stored_config_is_named(run):
     with stored_config(run) as plain:
         del plain["optimizer"]
