@@ -41,7 +41,7 @@ from rankbench.plots.training import draw_metrics
 from rankbench.progress import bar
 from rankbench.runs.files import write_json, write_text
 from rankbench.runs.machine import Machine, explaining_memory, git_state, source_digest
-from rankbench.runs.records import read_json
+from rankbench.runs.records import or_empty, read_json
 from rankbench.runs.run import Run, config_text, find_run
 from rankbench.runs.summary import FORMAT
 from rankbench.runs.sweep import JOBS
@@ -167,6 +167,7 @@ def analyze_into(cfg: AnalyzeConfig, command: list[str] | None = None) -> list[s
     machine.log_threads(cfg.threads)
     with Run(folder).locked(), explaining_memory(machine):
         subjects = subjects_of(cfg, machine)
+        _check_others(cfg, subjects, folder)
         write_text(folder / "config.yaml", config_text(cfg))
         write_json(folder / "environment.json", machine.record(command))
         run = None if cfg.run is None else str(find_run(cfg.run).folder.resolve())
@@ -175,6 +176,18 @@ def analyze_into(cfg: AnalyzeConfig, command: list[str] | None = None) -> list[s
         summary = {"format": FORMAT, "status": "finished", "run": run, "analyses": list(cfg.analysis), "seeds": seeds}
         write_json(folder / "summary.json", summary | {"files": Run(folder).checksums(_tables_of(cfg))})
     return lines
+
+
+def _check_others(cfg: AnalyzeConfig, subjects: Sequence[Subject], folder: Path) -> None:
+    """Refuse a folder with a table of other networks, which is not going to be measured again."""
+    recorded = or_empty(read_json, folder / "analyses.json")
+    others = {name: its for name, its in recorded.items() if name not in cfg.analysis and isinstance(its, dict)}
+    there = [name for name in others if name.isidentifier() and (folder / f"{name}.csv").exists()]
+    if there and any(others[name].get("subjects") != _fingerprint(subjects) for name in there):
+        raise ConfigError(
+            f"out={folder}: holds {there[0]}.csv of other networks or seeds; give another folder, or measure it again, "
+            f"as in analysis=[{','.join([*cfg.analysis, *there])}]"
+        )
 
 
 def _tables_of(cfg: BaseConfig) -> list[str]:
@@ -212,7 +225,12 @@ def analyze(cfg: BaseConfig, subjects: Sequence[Subject], folder: Path) -> list[
         else:
             log.info("%s is computed%s", csv, reason)
             began, kept = time.perf_counter(), KeptSeeds(folder / f"{name}.unfinished", key)
-            write_table(measure(name, chosen, subjects, kept), csv)
+            rows = measure(name, chosen, subjects, kept)
+            if csv.exists():  # figures and verdicts of other rows
+                plots.remove_pages(folder / name)
+                for judged in ("verdicts.csv", "statements.csv"):
+                    (folder / judged).unlink(missing_ok=True)
+            write_table(rows, csv)
             kept.drop()
             done[name] = key | {"git": git_state(), "seconds": round(time.perf_counter() - began, 2)}
             write_json(done_file, done)

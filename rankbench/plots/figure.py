@@ -6,7 +6,7 @@ import io
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -125,9 +125,7 @@ def save_pages(
     of an earlier call with another number of figures. Returns the files by the figures' names."""
     figures = list(figures)
     names = [path.name] if len(figures) == 1 else [f"{path.name}_{number}" for number in range(1, len(figures) + 1)]
-    for old in path.parent.glob(f"{path.name}*"):
-        if re.fullmatch(rf"{re.escape(path.name)}(_\d+)?\.(png|pdf|svg)", old.name) and old.stem not in names:
-            old.unlink()
+    remove_pages(path, names)
     written = {}
     for name, (figure, note) in zip(names, figures, strict=True):
         if note:
@@ -135,6 +133,13 @@ def save_pages(
             _broken(above, above.get_window_extent().width, figure.bbox.width)
         written[name] = save(figure, path.with_name(name), kinds)
     return written
+
+
+def remove_pages(path: Path, kept: Collection[str] = ()) -> None:
+    """Remove what `save_pages` wrote there, except the figures of these names."""
+    for old in path.parent.glob(f"{path.name}*"):
+        if re.fullmatch(rf"{re.escape(path.name)}(_\d+)?\.(png|pdf|svg)", old.name) and old.stem not in kept:
+            old.unlink()
 
 
 def styled(draw: Callable[..., Figure]) -> Callable[..., Figure]:

@@ -18,7 +18,7 @@ import rankbench
 from rankbench import plots
 from rankbench.analyses import ANALYSES
 from rankbench.analysing import runner as module
-from rankbench.analysing.runner import analyze, draw, judge_all, options_of
+from rankbench.analysing.runner import analyze, analyze_into, draw, judge_all, options_of
 from rankbench.analysing.subjects import fresh_subjects, subjects_of_run
 from rankbench.commands.compose import resolve
 from rankbench.commands.composition import composed as compose_words
@@ -370,6 +370,33 @@ def test_another_model_in_the_same_folder_gets_numbers_of_its_own(tmp_path, fres
     analyze(cfg, other, both)
     analyze(cfg, other, own)
     assert (both / "paths.csv").read_bytes() == (own / "paths.csv").read_bytes()
+
+
+def test_no_figure_and_no_verdict_of_earlier_rows_is_left_beside_a_table(tmp_path, fresh):
+    analyze(paths_alone(PNG, "claims=[paths_sum_to_output]"), fresh, tmp_path)
+    before = contents(tmp_path)
+    analyze(paths_alone(), fresh, tmp_path)  # the same rows
+    assert contents(tmp_path) == before and {"paths.png", "verdicts.csv", "statements.csv"} < before.keys()
+    analyze(paths_alone("analysis.paths.repeats=1"), fresh, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"paths.csv", "analyses.json"}
+
+
+def test_a_folder_with_a_table_of_other_networks_is_refused(tmp_path):
+    (tmp_path / "there").mkdir()
+    cfg = dataclasses.replace(paths_alone(), out=str(tmp_path / "there"))
+    analyze_into(cfg)
+    before = contents(tmp_path / "there")
+    residual_alone = {"residual": config().analysis["residual"]}
+    of_other_seeds = dataclasses.replace(cfg, seed=7, analysis=residual_alone)
+    said = "there: holds paths.csv of other networks or seeds; give another folder, or measure it again, as in"
+    assert refusal(analyze_into, of_other_seeds).endswith(f"{said} analysis=[residual,paths]")
+    assert contents(tmp_path / "there") == before
+    analyze_into(dataclasses.replace(cfg, analysis=residual_alone))
+    analyze_into(dataclasses.replace(of_other_seeds, analysis={**residual_alone, **cfg.analysis}))
+    assert {seed for name in ("paths", "residual") for seed in read_table(tmp_path / f"there/{name}.csv").seed} == {
+        7,
+        8,
+    }
 
 
 def test_claims_leave_verdicts(tmp_path, fresh):
