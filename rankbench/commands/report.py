@@ -11,12 +11,13 @@ from rankbench.commands.checks import check_folder
 from rankbench.commands.job import one_line, prepared
 from rankbench.config.keys import ConfigError, as_typed
 from rankbench.config.schema import ReportConfig
+from rankbench.runs.sweep import JOBS
 
 
 def check(cfg: ReportConfig, words: Sequence[str] = ()) -> None:
     """Raise ConfigError for what cannot be reported."""
     from rankbench.plots import check_style
-    from rankbench.report.jobs import find_runs
+    from rankbench.report.jobs import find_runs, runs_in
     from rankbench.report.report import check_study
     from rankbench.report.results import check_pages
     from rankbench.report.scoreboard import EVERY, check_experiment
@@ -31,8 +32,10 @@ def check(cfg: ReportConfig, words: Sequence[str] = ()) -> None:
         check_folder(cfg.pages, "pages")
         check_pages(Path(cfg.pages))
     if cfg.scoreboard is None:
-        check_study(cfg.report, find_runs(cfg.runs), cfg.report.baseline)
-        return
+        jobs, folder = find_runs(cfg.runs), Path(cfg.out)
+        if (folder / JOBS).exists() and {*map(Path.resolve, jobs)} != {*map(Path.resolve, runs_in(folder))}:
+            raise ConfigError(f"out={cfg.out}: the folder of another sweep; give the report a folder of its own")
+        return check_study(cfg.report, jobs, cfg.report.baseline)
     check_experiment(cfg.scoreboard, pages=None if cfg.pages is None else Path(cfg.pages))
     chosen = {f"report.{name}": value for name, value in vars(cfg.report).items() if name != "open"}
     chosen |= {f"plot.{name}": value for name, value in vars(cfg.plot).items()}

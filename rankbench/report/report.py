@@ -34,9 +34,12 @@ from rankbench.report.study import (
     table_of,
     with_columns,
 )
-from rankbench.runs.files import write_text
+from rankbench.runs.files import write_json, write_text
+from rankbench.runs.records import or_empty, read_json
 from rankbench.runs.run import OBSERVED, Run
 from rankbench.runs.tables import RUN_COLUMNS, booleans_as_words, latex, markdown, read_table, write_table
+
+WRITTEN = ".report.json"  # list of the files of a report, in its folder
 
 
 def check_study(chosen: StudyKeys, jobs: list[Path], baseline: str | None = None) -> None:
@@ -99,6 +102,7 @@ def gather(
     keys = _with_chosen(varying if varied is None else varied, chosen, jobs)
     joined = read_all(jobs, keys)
     names, statuses, _, tables, final = joined
+    before = _files_in(folder)
     studied = studied_columns(chosen, tables, final, keys)
     write_table(with_columns(final, studied, chosen, keys), folder / "sweep.csv")
     seeds = booleans_as_words(read_table(folder / "sweep.csv"))
@@ -130,7 +134,22 @@ def gather(
         asked=shared(configs),
         live=live,
     )
+    _remove_earlier(folder, before)
     return [*lines, f"-> {folder / 'report.html'}"]
+
+
+def _files_in(folder: Path) -> dict[str, tuple[int, int]]:
+    """The files of a folder, each with what tells whether it was written since."""
+    files = (path for path in folder.glob("[!.]*") if path.is_file())
+    return {path.name: ((stat := path.stat()).st_ino, stat.st_mtime_ns) for path in files}
+
+
+def _remove_earlier(folder: Path, before: dict[str, tuple[int, int]]) -> None:
+    """Remove what an earlier report wrote and this one did not: it may be of other runs. before: see `_files_in`."""
+    earlier, now = or_empty(read_json, folder / WRITTEN, list), _files_in(folder)
+    for name in [name for name in now if name in earlier and before.get(name) == now[name]]:
+        (folder / name).unlink()
+    write_json(folder / WRITTEN, sorted(name for name in now if before.get(name) != now[name]))
 
 
 def _drawn(

@@ -3,8 +3,11 @@
 import pandas as pd
 import pytest
 from hand_written import write_run
+from refusals import refusal
 
-from rankbench.report.report import gather_sweep
+from rankbench.commands.compose import compose
+from rankbench.commands.report import check
+from rankbench.report.report import gather, gather_sweep
 
 pytestmark = pytest.mark.usefixtures("unpainted")
 ROWS = {"task": "sorting", "model": "san", "seed": [0, 1], "weights": "trained", "variant": "full", "layer": [0, 1]}
@@ -46,6 +49,31 @@ def test_nothing_to_gather_writes_nothing(tmp_path):
     (tmp_path / "0").mkdir()
     assert gather_sweep(tmp_path, ["model.heads"]) == []
     assert [path.name for path in tmp_path.iterdir()] == ["0"]
+
+
+def test_what_an_earlier_report_wrote_of_other_runs_is_removed(tmp_path):
+    first, second = job(tmp_path / "a", 0, 1), write_run(tmp_path / "b" / "1", config_of(2), [{"test_accuracy": 0.5}])
+    (there := tmp_path / "there").mkdir()
+    gather([first], there)
+    assert {"residual.csv", "residual.png", "residual.svg"} < {path.name for path in there.iterdir()}
+    (there / "notes.txt").write_text("mine")
+    gather([second], there)
+    names = {path.name for path in there.iterdir()}
+    assert not [name for name in names if name.startswith("residual")] and {"notes.txt", "summary.csv"} < names
+    gather([second], there)
+    assert {path.name for path in there.iterdir()} == names
+
+
+def test_a_report_of_other_runs_does_not_go_into_the_folder_of_a_sweep(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for number in (0, 1):
+        job(tmp_path / "sweep", number, number + 1)
+    (tmp_path / "sweep" / "jobs.json").write_text("[]")
+    for own in ("sweep", f"{tmp_path}/sweep/", "sweep/[01]", "[sweep/1,sweep/0]"):
+        check(compose("report", f"runs={own}", "out=sweep"))
+    for other in ("sweep/0", job(tmp_path / "sweep2", 0, 1)):
+        said = refusal(check, compose("report", f"runs={other}", "out=sweep"))
+        assert said == "out=sweep: the folder of another sweep; give the report a folder of its own"
 
 
 def test_jobs_are_listed_with_their_status_and_final_numbers(tmp_path):
