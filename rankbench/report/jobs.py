@@ -2,6 +2,7 @@
 
 import fcntl
 import glob
+import os
 from collections import Counter
 from collections.abc import Iterable
 from functools import lru_cache
@@ -61,6 +62,7 @@ def _names_in(text: str) -> list[str]:
 
 def _runs_named(name: str) -> list[Path]:
     """The runs in the folder of this name or, if there is none, in those of a glob."""
+    name = os.path.expanduser(name)  # in a list no shell has done so
     matches = [name] if name and Path(name).exists() else sorted(glob.glob(name, recursive=True))
     return [job for match in matches for job in runs_in(Path(match))]
 

@@ -361,12 +361,14 @@ def test_runs_are_found_in_order_and_what_is_none_is_refused(tmp_path, monkeypat
     assert "3: absent" in gather(find_runs("outputs/train/old"), tmp_path / "there")
 
 
-def test_runs_of_a_list_are_those_of_each_folder_in_its_order(tmp_path):
+def test_runs_of_a_list_are_those_of_each_folder_in_its_order(tmp_path, monkeypatch):
     for name in ("a", "b/0", "b/1", "c"):
         run_at(tmp_path / name)
     runs = find_runs(f"[{tmp_path}/c,{tmp_path}/b]")
     assert [str(run.relative_to(tmp_path)) for run in runs] == ["c", "b/0", "b/1"]
     assert find_runs(f"[{tmp_path}/c, {tmp_path}/b]") == runs
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert find_runs("[~/c,~/b]") == runs
     (tmp_path / "empty").mkdir()
     for lost in (f"{tmp_path}/d", f"{tmp_path}/d*", f"{tmp_path}/empty"):
         assert f": no run in {lost}; correct it, or leave it out" in refusal(find_runs, f"[{tmp_path}/c,{lost}]")
