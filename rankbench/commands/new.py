@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from importlib.util import find_spec
+from keyword import iskeyword
 from pathlib import Path
 
 from rankbench.config.keys import ConfigError
@@ -18,10 +19,9 @@ def created(words: Sequence[str]) -> str:
     if len(words) != 2 or words[0] != "plugin":
         raise ConfigError(f"new {' '.join(words)}: not understood; use `rankbench new plugin NAME`")
     name = words[1]
-    if not (name.isidentifier() and name.islower()):
-        raise ConfigError(
-            f"new plugin {name}: not the name of a module; use small letters, digits and _, as in my_plugin"
-        )
+    if iskeyword(name) or not (name.isidentifier() and name.islower()):
+        of_python = "a word of Python" if iskeyword(name) else "not the name of a module"
+        raise ConfigError(f"new plugin {name}: {of_python}; use small letters, digits and _, as in my_plugin")
     if (folder := Path(name)).exists():
         raise ConfigError(f"new plugin {name}: {folder.resolve()} exists already; give another name")
     if find_spec(name) is not None:

@@ -608,6 +608,7 @@ def test_the_skeleton_of_a_plugin_passes_its_own_tests(elsewhere):
         (["plugin", "mine"], "new plugin mine: .*/mine exists already; give another name"),
         (["plugin", "json"], "new plugin json: a module of this name is installed"),
         (["plugin", "my-own"], "new plugin my-own: not the name of a module"),
+        (["plugin", "class"], "new plugin class: a word of Python"),
         (["task", "mine"], "new task mine: not understood; use `rankbench new plugin NAME`"),
     ):
         with pytest.raises(ConfigError, match=f"^{said}"):
