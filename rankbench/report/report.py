@@ -1,5 +1,6 @@
 """Report on many runs: their tables joined, a summary over seeds, figures, verdicts, and a page."""
 
+import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -39,7 +40,7 @@ from rankbench.runs.records import or_empty, read_json
 from rankbench.runs.run import OBSERVED, Run
 from rankbench.runs.tables import RUN_COLUMNS, booleans_as_words, latex, markdown, read_table, write_table
 
-WRITTEN = ".report.json"  # list of the files of a report, in its folder
+WRITTEN = ".report.json"  # the runs of a report and its files, in its folder
 
 
 def check_study(chosen: StudyKeys, jobs: list[Path], baseline: str | None = None) -> None:
@@ -134,7 +135,7 @@ def gather(
         asked=shared(configs),
         live=live,
     )
-    _remove_earlier(folder, before)
+    _remove_earlier(folder, before, jobs)
     return [*lines, f"-> {folder / 'report.html'}"]
 
 
@@ -144,12 +145,18 @@ def _files_in(folder: Path) -> dict[str, tuple[int, int]]:
     return {path.name: ((stat := path.stat()).st_ino, stat.st_mtime_ns) for path in files}
 
 
-def _remove_earlier(folder: Path, before: dict[str, tuple[int, int]]) -> None:
-    """Remove what an earlier report wrote and this one did not: it may be of other runs. before: see `_files_in`."""
-    earlier, now = or_empty(read_json, folder / WRITTEN, list), _files_in(folder)
-    for name in [name for name in now if name in earlier and before.get(name) == now[name]]:
-        (folder / name).unlink()
-    write_json(folder / WRITTEN, sorted(name for name in now if before.get(name) != now[name]))
+def _remove_earlier(folder: Path, before: dict[str, tuple[int, int]], jobs: list[Path]) -> None:
+    """Remove what an earlier report wrote and this one did not, if it was of a run that this one is not of. before: see
+    `_files_in`."""
+    earlier, now = or_empty(read_json, folder / WRITTEN), _files_in(folder)
+    runs = {os.path.relpath(job, folder) for job in jobs}
+    files = {name for name in now if before.get(name) != now[name]}
+    kept = {name for name in earlier.get("files", ()) if name in now} - files
+    if not runs.issuperset(earlier.get("runs", ())):
+        for name in kept:
+            (folder / name).unlink()
+        kept = set()
+    write_json(folder / WRITTEN, {"runs": sorted(runs), "files": sorted(files | kept)})
 
 
 def _drawn(

@@ -1,5 +1,7 @@
 """rankbench.report.report: the tables of a sweep's jobs as one, checked against tables written by hand."""
 
+import json
+
 import pandas as pd
 import pytest
 from hand_written import write_run
@@ -62,6 +64,19 @@ def test_what_an_earlier_report_wrote_of_other_runs_is_removed(tmp_path):
     assert not [name for name in names if name.startswith("residual")] and {"notes.txt", "summary.csv"} < names
     gather([second], there)
     assert {path.name for path in there.iterdir()} == names
+
+
+def test_what_an_earlier_report_wrote_of_the_same_runs_is_kept(tmp_path):
+    first, second = (job(tmp_path, number, 1 + number) for number in (0, 1))
+    (there := tmp_path / "there").mkdir()
+    gather([first], there)
+    record = json.loads((there / ".report.json").read_text())
+    (there / "study.png").write_text("a figure that was asked for then")
+    (there / ".report.json").write_text(json.dumps(record | {"files": [*record["files"], "study.png"]}))
+    gather([first, second], there)
+    assert (there / "study.png").exists()
+    gather([second], there)
+    assert not (there / "study.png").exists()
 
 
 def test_a_report_of_other_runs_does_not_go_into_the_folder_of_a_sweep(tmp_path, monkeypatch):
