@@ -194,15 +194,20 @@ def grid_of(
     """An empty figure with a row of axes for each value of the facet, and (label, rows) of each value.
 
     Many facets are placed side by side, and panels in many rows are lower, so that the figure does not become too long.
+    share_y="col": panels in the same column of each facet's row have one scale, so that facets can be compared.
     """
     facets = facets_of(table, facet)
     per_row = max(1, SIDE_BY_SIDE // columns) if len(facets) > MOST_ROWS else 1
     num_rows = -(-len(facets) // per_row)
     figure = empty_figure(panel_size()[0] * columns * per_row, height_of_panels(num_rows) * num_rows + 0.7)
-    axes = figure.subplots(num_rows, columns * per_row, squeeze=False, sharex=share_x, sharey=share_y)
+    share = share_y is True
+    axes = figure.subplots(num_rows, columns * per_row, squeeze=False, sharex=share_x, sharey=share)
     grid = axes.reshape(num_rows * per_row, columns)
     for unused in grid[len(facets) :].flat:
         unused.remove()
+    for first, *others in grid[: len(facets)].T if share_y == "col" else ():
+        for other in others:
+            other.sharey(first)
     return figure, grid[: len(facets)], facets
 
 

@@ -67,7 +67,7 @@ def _spectra(heads: pd.DataFrame, weights: str, facet: str | None) -> Figure:
     long = heads.assign(kind=settings_of(heads, kinds)).melt(axes_of_head, numbers, "number", "sigma")
     long = long.assign(number=long.number.str.removeprefix("sigma_").astype(int)).dropna(subset="sigma")
     long["sigma"] = long.sigma.where(long.number <= long.numerical_rank)
-    figure, grid, facets = grid_of(long, "kind", 2, share_y=False)
+    figure, grid, facets = grid_of(long, "kind", 2, share_y="col")
     for row, (_, rows) in zip(grid, facets, strict=True):
         for axes, (matrix, name) in zip(row, (("qk", "W_{QK}"), ("vo", "W_{VO}")), strict=True):
             of_matrix = rows[rows.matrix.str.startswith(matrix) & (rows.sigma > 0)]
@@ -75,12 +75,13 @@ def _spectra(heads: pd.DataFrame, weights: str, facet: str | None) -> Figure:
                 of_layer, colour = of_matrix[of_matrix.layer == layer], colour_of_depth(layer, heads.layer.max())
                 style = {"marker": ".", "label": f"layer {layer}"}
                 mean_line(axes, of_layer, "number", "sigma", colour, geometric=True, **style)
-            log_y(axes)
             axes.set_ylabel(f"singular value of ${name}$")
             axes.set_title(title(rows.kind.iloc[0], f"{weights} weights"))
             axes.set_xlabel("number of the singular value")
             axes.set_xlim(0.5, len(numbers) + 0.5)
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    for axes in grid[0]:
+        log_y(axes)
     return with_legend(figure, grid)
 
 

@@ -163,7 +163,10 @@ def whole_numbers(axes: Axes, label: str) -> None:
     is_long = axes.get_xlim()[1] >= 1000
     axes.xaxis.set_major_locator(MaxNLocator(5 if is_long else "auto", integer=True, min_n_ticks=1))
     axes.label_outer()
-    if len(axes.get_shared_y_axes().get_siblings(axes)) == 1:  # its y axis is not shared
+    cell: Any = axes.get_subplotspec()
+    same_scale: list[Any] = axes.get_shared_y_axes().get_siblings(axes)
+    if not any(other.get_subplotspec().colspan.stop == cell.colspan.start for other in same_scale):
+        # no panel at its left has its numbers
         axes.tick_params(labelleft=True)
 
 

@@ -16,7 +16,7 @@ PARTS = {"path": "paths", "last_head": "last heads", "length": "path lengths"}
 def draw_pruning(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
     """Accuracy and loss against the number of paths, or of groups of them, that are kept, a line for each order; a row
     for each facet."""
-    figure, grid, facets = grid_of(table, facet, 2, share_y=False)
+    figure, grid, facets = grid_of(table, facet, 2, share_y="col")
     for row, (label, rows) in zip(grid, facets, strict=True):
         for axes, value in zip(row, ("accuracy", "loss"), strict=True):
             for number, order in enumerate(dict.fromkeys(rows.order)):
@@ -33,8 +33,8 @@ def draw_pruning(table: pd.DataFrame, published: pd.DataFrame | None = None, fac
         level(row[0], rows, "majority_accuracy", "commonest class", GREY, "--")
         row[0].set_ylim(-0.02, 1.05)
         row[0].set_ylabel("accuracy (share of tokens)")
-        log_y(row[1])
         row[1].set_ylabel("loss (nats per token)")
+    log_y(grid[0, 1])
     return with_legend(figure, grid)
 
 

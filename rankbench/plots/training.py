@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from rankbench.measures.attention_matrices import ATTENTION_FLOORS
 from rankbench.measures.states import OF_RESIDUAL, STATE_FLOORS
 from rankbench.plots.figure import facets_of, grid_of, in_words, styled, title
-from rankbench.plots.marks import is_wide, line, mean_line, spans_orders, whole_numbers, with_legend
+from rankbench.plots.marks import is_wide, line, log_y, mean_line, spans_orders, whole_numbers, with_legend
 from rankbench.plots.pages import one_facet
 from rankbench.plots.readings import in_steps
 from rankbench.plots.style import INK, colour_of, colour_of_depth, dashes_of
@@ -37,10 +37,8 @@ def draw_metrics(table: pd.DataFrame, facet: str | None = None) -> Figure:
     metrics = [name for name in ("loss", "accuracy") if name in table and table[name].notna().any()]
     of_classes = ["accuracy" in rows.dropna(axis=1, how="all") for _, rows in facets_of(table, facet)]
     is_mixed = len({*of_classes}) > 1  # tasks whose losses have other units
-    figure, grid, facets = grid_of(table, facet, len(metrics), share_y=False)
-    for axes, first in zip(grid[1:].flat, [] if is_mixed else [*grid[0]] * len(grid), strict=False):
-        axes.sharey(first)  # before anything is drawn, because it fixes the limits
-    splits, lowest = list(dict.fromkeys(table.split)), {}
+    figure, grid, facets = grid_of(table, facet, len(metrics), share_y=not is_mixed and "col")
+    splits, lowest, wide = list(dict.fromkeys(table.split)), {}, []
     for row, has_classes, (label, rows) in zip(grid, of_classes, facets, strict=True):
         unit = "nats per token" if has_classes else "squared error"
         for axes, metric in zip(row, metrics, strict=True):
@@ -54,12 +52,14 @@ def draw_metrics(table: pd.DataFrame, facet: str | None = None) -> Figure:
                     style = {"linestyle": dashes_of(number), "label": in_words(split)}
                     mean_line(axes, of_split, "step", metric, colour_of(number), geometric=logarithmic, **style)
             if logarithmic:
-                axes.set_yscale("log")
+                wide.append(axes)
             whole_numbers(axes, "training step")
             axes.set_ylabel(f"loss ({unit})" if metric == "loss" else metric)
             axes.set_title(title(label))
             axes.tick_params(labelleft=True)
             lowest[metric] = axes
+    for axes in wide:  # once all is drawn, as rows may share their axis
+        log_y(axes)
     for axes in lowest.values():
         axes.tick_params(labelbottom=True)
         axes.set_xlabel("training step")

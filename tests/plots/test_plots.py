@@ -543,3 +543,12 @@ def test_rows_of_one_column_have_one_scale():
     )
     for figure in figures:
         assert [axes.get_yscale() for axes in figure.axes] == ["log", "log"]
+    entropies = pd.concat([pd.DataFrame(heads).assign(of=f"{n}", attention_entropy=n / 9) for n in range(1, 9)])
+    for facets in (2, 8):  # below each other; side by side, too
+        table = entropies[entropies.of.astype(int) <= facets]
+        panels = ANALYSES["attention"].figure(table, None, "of").axes
+        of_entropy = [axes for axes in panels if axes.get_ylabel().startswith("entropy")]
+        assert len(panels) == 2 * len(of_entropy) == 2 * facets
+        assert {axes.get_ylim() for axes in of_entropy} == {of_entropy[0].get_ylim()}
+        assert of_entropy[0].dataLim.y1 < 2 / 9 and of_entropy[0].get_ylim()[1] > facets / 9
+        assert all(axes.yaxis.get_tick_params()["labelleft"] for axes in panels)
