@@ -1,7 +1,9 @@
 """Figures over the steps of a training: its curves, the analysis `dynamics`, and trainings that are not ours
 (rankbench.observe)."""
 
+import re
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,8 +20,7 @@ from rankbench.runs.tables import RUN_COLUMNS, last_of_layer
 
 FLOORS = (*STATE_FLOORS, *ATTENTION_FLOORS)
 AXES = (*RUN_COLUMNS, "step", "layer", "sublayer", "head")
-LINES = 6  # the most layers shown
-FLAT = 1.01  # ratio of largest to smallest bound below which the bound is constant
+LINES = 6  # the most layers shown besides the embedding
 LABELS = {
     "qk_norm": r"$||W_{QK}||_2$ of a head",
     "vo_norm": r"$||W_{VO}||_2$ of a head",
@@ -70,20 +71,24 @@ def draw_metrics(table: pd.DataFrame, facet: str | None = None) -> Figure:
 def draw_dynamics(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
     """Each metric against training steps, a line for every layer (of many layers a few, with the first and the last).
 
-    A column for each metric, with one axis; a row for each facet, or a line if the networks have one layer. A layer's
-    state is its output; metrics of heads are means over the heads. A residual below its rounding error is drawn at that
-    error and marked, and so are other metrics of it.
+    A column for each metric, with one axis, which is logarithmic where residuals, norms or logits span orders; a row
+    for each facet, or a line if the networks have one layer. A layer's state is its output; metrics of heads are means
+    over the heads. A residual below its rounding error is drawn at that error and marked, and so are other metrics of
+    it.
     """
     metrics = [
         name for name in table if name not in (*AXES, *FLOORS, facet) and pd.api.types.is_numeric_dtype(table[name])
     ]
-    finite = {name: table[name][np.isfinite(table[name])] for name in metrics}
-    wide = [name for name in metrics if name.endswith("_norm") and is_wide(finite[name])]
+    finite = {name: _with_floor(table[np.isfinite(table[name])], name)[name] for name in metrics}
+    wide = [name for name in metrics if re.search("norm$|residual|logit", name) and is_wide(finite[name])]
+    wide += [name for name in metrics if name.startswith("lipschitz_")]  # bounds grow by powers of the weights
     values = list(dict.fromkeys(table[facet])) if facet and table.layer.max() == 1 else []
+    layers = [0, *in_steps(sorted(table.layer[table.layer > 0].unique()), LINES)]
     figure, grid, facets = grid_of(table, None if values else facet, len(metrics), share_y="col")
     for row, (label, rows) in zip(grid, facets, strict=True):
         for axes, metric in zip(row, metrics, strict=True):
             rows_of_metric = _with_floor(rows[np.isfinite(rows[metric])], metric)
+            is_geometric = metric in wide and finite[metric].min() > 0
             if (rows_of_metric.sublayer == "weights").any():
                 rows_of_metric = rows_of_metric[rows_of_metric.sublayer == "weights"]
             elif (rows_of_metric.sublayer == "mlp").any():  # else the metric is of attention only
@@ -91,23 +96,21 @@ def draw_dynamics(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
             for number, value in enumerate(values):
                 of_value = rows_of_metric[(rows_of_metric[facet] == value) & (rows_of_metric.layer == 1)]
                 if len(of_value):
-                    line(axes, of_value, "step", metric, f"{facet}={value}", number, floor="below")
-            for layer in [] if values else in_steps(sorted(rows_of_metric.layer.unique()), LINES):
-                of_layer = rows_of_metric[rows_of_metric.layer == layer]
-                colour = colour_of_depth(layer, table.layer.max())
-                name = "embedding" if layer == 0 else f"layer {layer}"
-                mean_line(axes, of_layer, "step", metric, colour, floor="below", label=name)
+                    name = f"{facet}={value}"
+                    line(axes, of_value, "step", metric, name, number, floor="below", geometric=is_geometric)
+            for layer in [] if values else sorted({*layers} & {*rows_of_metric.layer}):
+                style: Any = {"label": "embedding" if layer == 0 else f"layer {layer}", "geometric": is_geometric}
+                colour, of_layer = colour_of_depth(layer, table.layer.max()), rows_of_metric.layer == layer
+                mean_line(axes, rows_of_metric[of_layer], "step", metric, colour, floor="below", **style)
+            whole_numbers(axes, "training step")
             if rows_of_metric.empty:
                 axes.text(0.5, 0.5, "none", ha="center", va="center", transform=axes.transAxes)
                 axes.tick_params(left=False, labelleft=False)
-            elif metric.startswith("lipschitz_") or metric in wide:  # bounds grow by powers of the weights
-                axes.set_yscale("log")
-                bounds = finite[metric]  # of all rows, which share their axis
-                if bounds.max() < FLAT * bounds.min():  # rounding would fill the panel
-                    axes.set_ylim(bounds.min() / 2, 2 * bounds.max())
-            axes.set_xlabel("training step")
             axes.set_ylabel(LABELS.get(metric, metric.replace("_", " ")))
             axes.set_title(title(label))
+    for axes, metric in zip(grid[0], metrics, strict=True):
+        if metric in wide and len(finite[metric]):
+            log_y(axes)
     return with_legend(figure, grid)
 
 

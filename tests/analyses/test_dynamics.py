@@ -168,8 +168,14 @@ def test_of_many_layers_some_are_drawn(facet):
     for axes in figure.axes:
         names = [line.get_label() for line in axes.get_lines()]
         assert len(names) == 6 and names[0] == "layer 1" and names[-1] == "layer 24"
-    if facet:  # rows have one scale
+    if facet:  # rows have one scale, and numbers where the label of x is
         assert figure.axes[0].get_shared_y_axes().joined(*figure.axes)
+        assert [axes.get_xlabel() for axes in figure.axes] == ["", "training step"]
+    weights = table.assign(sublayer="weights", stable_rank=np.nan, qk_norm=10.0 ** table["layer"])
+    states = pd.concat([table, table.assign(layer=0, sublayer="input"), weights])
+    layers = ["embedding", *(f"layer {layer}" for layer in (1, 6, 10, 15, 19, 24))]
+    for number, axes in enumerate(ANALYSES["dynamics"].figure(states, None, facet).axes):  # the same ones in each panel
+        assert axes.get_legend_handles_labels()[1] == layers[number % 2 :]
 
 
 @pytest.mark.parametrize(
@@ -219,7 +225,8 @@ def test_metrics_of_a_residual_that_rounding_explains_are_marked():
     lines_of_panel = [{line.get_label(): line for line in axes.get_lines()} for axes in panels]
     marks = [[x for x in axes.get_lines() if x.get_marker() == "v" and len(x.get_xdata())] for axes in panels]
     assert [len(triangles) for triangles in marks] == [1, 1, 0]
-    assert list(marks[0][0].get_xdata()) == [5, 10] and list(marks[0][0].get_ydata()) == [1e-9, 1e-9]
+    assert list(marks[0][0].get_xdata()) == [5, 10] and list(marks[0][0].get_ydata()) == pytest.approx([1e-9, 1e-9])
+    assert [axes.get_yscale() for axes in panels] == ["log", "linear", "linear"]
     assert list(marks[1][0].get_ydata()) == [8, 13]
     for lines in lines_of_panel[:2]:  # no line goes on through what is not measured
         assert np.isnan(lines["layer 2"].get_ydata()).tolist() == [False, True, True]
