@@ -146,8 +146,9 @@ def _angles(axes: Axes, rows: pd.DataFrame, x: str, published: pd.DataFrame | No
         label_of = name if "bound_any" in rows else ", ".join(text for text in ("softmax", name) if text)
         _drawn(axes, part, x, "angle", label_of, number, {})
     limit = rows.groupby(x).angle_limit.first()
-    axes.plot(limit.index, limit, color=INK, linestyle=":", linewidth=1, label="largest or smallest angle of the rank")
-    axes.plot(limit.index, 180 - limit, color=INK, linestyle=":", linewidth=1)
+    style: dict = {"color": INK, "linestyle": ":", "linewidth": 1, "marker": "_" if len(limit) == 1 else ""}
+    axes.plot(limit.index, limit, label="largest or smallest angle of the rank", **style)
+    axes.plot(limit.index, 180 - limit, **style)
     ticks(axes, rows[x] if published is None else pd.concat([rows[x], published.x]))
     axes.set_ylim(0, 185)
     axes.set_xlabel(X_LABELS[x])

@@ -25,6 +25,7 @@ WIDEST, NARROWER = 1.6, 0.2  # widths of the first series, and how much less the
 WIDTHS = 6  # this many series have a width of their own; the next one has that of the first
 CLOSEST = 0.08  # of the axis: ticks that are closer would print over each other
 FEW_SEEDS = 10  # up to this number each seed is drawn, because they say more than an interval
+BAR = 5  # points: width of an interval at a single x
 FEW_POINTS = 30  # along x; up to this number seeds are drawn as points, beyond it as thin lines
 LINE, LINES = 0.145 / 7, 3  # inches for each point: height of a legend's line; lines that fit into every figure
 
@@ -57,7 +58,11 @@ def mean_line(
     """
     summary = mean_and_spread(rows, [x], value, geometric=geometric)
     below = below_in(summary[x], rows, floor)
-    axes.plot(summary[x], summary["mean"].mask(below), color=colour, **style)
+    measured = summary["mean"].mask(below)
+    axes.plot(summary[x], measured, color=colour, **style)
+    is_alone = measured.notna() & measured.shift(1).isna() & measured.shift(-1).isna()
+    if is_alone.any() and not style.get("marker"):  # the line does not show what it joins to nothing
+        axes.plot(summary[x][is_alone], measured[is_alone], linestyle="none", marker="o", color=colour)
     spread(axes, summary[x], summary, colour)
     below_rounding(axes, summary[x], summary["mean"], below, colour)
 
@@ -66,7 +71,8 @@ def spread(axes: Axes, x_values: pd.Series, summary: pd.DataFrame, colour: Any) 
     """Draw the seeds behind a line of means at these x values: one by one if few, else the mean's 95 % interval."""
     num_seeds = summary.num_seeds.max()
     if num_seeds > FEW_SEEDS:
-        axes.fill_between(x_values, summary["low"], summary["high"], color=colour, alpha=0.2, linewidth=0)
+        edge = 0 if len(x_values) > 1 else BAR  # a band at one x has no width
+        axes.fill_between(x_values, summary["low"], summary["high"], color=colour, alpha=0.2, linewidth=edge)
     elif num_seeds > 1:
         by_seed = pd.DataFrame(list(summary.of_seed), index=x_values.to_numpy())
         if len(by_seed) > FEW_POINTS:

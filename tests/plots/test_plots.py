@@ -253,6 +253,23 @@ def test_up_to_ten_seeds_are_points_and_more_are_a_band(num_seeds):
         assert end == pytest.approx(odds / (1 + odds), rel=1e-9)
 
 
+@pytest.mark.parametrize("num_seeds", [1, 3, 11])
+def test_what_no_line_joins_is_seen(tmp_path, num_seeds):
+    """A split that is measured once, as in a run with one evaluation: a mark, and a bar where others have a band."""
+    rows = [
+        {"split": split, "step": step, "seed": seed, "loss": 1.0 + 0.1 * seed}
+        for seed in range(num_seeds)
+        for split, steps in (("test", (0, 9)), ("train", (9,)))
+        for step in steps
+    ]
+    (axes,) = draw_metrics(pd.DataFrame(rows)).axes
+    (alone,) = [line for line in axes.get_lines() if line.get_marker() == "o"]
+    assert alone.get_color() == lines(axes)["train"].get_color()
+    assert alone.get_xydata() == pytest.approx(np.array([[9, 1.0 + 0.05 * (num_seeds - 1)]]))
+    band = [artist.get_linewidth()[0] for artist in axes.collections]
+    assert band == ([] if num_seeds == 1 else [0, 0] if num_seeds == 3 else [0, 5])
+
+
 def test_seeds_of_a_long_curve_are_thin_lines():
     rows = pd.DataFrame([{"step": step, "seed": seed, "value": seed + step} for seed in (0, 1) for step in range(40)])
     axes = Figure().subplots()
