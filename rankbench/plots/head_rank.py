@@ -131,7 +131,7 @@ def _errors(axes: Axes, rows: pd.DataFrame, x: str, published: pd.DataFrame | No
     for name, part in rows[rows.of == "baseline"].groupby("evaluation", sort=False):
         if rows.points.nunique() == 1 or name == "zero":
             axes.axhline(part.error.mean(), color=GREY, linestyle=BASELINES[name], linewidth=1, label=name, zorder=1)
-    ticks(axes, networks[x])
+    ticks(axes, networks[x] if published is None or is_bounded else pd.concat([networks[x], published.x]))
     axes.set_xlabel(X_LABELS[x])
     if not is_bounded:
         published_marks(axes, published, label, {name: number for number, (name, _) in enumerate(parts)})

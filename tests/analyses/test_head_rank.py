@@ -285,7 +285,9 @@ def test_published_numbers_of_a_series_of_ours_are_stars_of_its_colour():
     table = by_hand().drop(columns=["bound_any", "bound_sharp"])
     numbers = pd.DataFrame([("N=16", 0.5), ("N=99", 0.4)], columns=["series", "value"])
     numbers = numbers.assign(source="Paper", where=None, x=0.5, unit="squared error")
-    lines = {line.get_label(): line for line in head_rank.draw_head_rank(table, numbers, None).axes[0].lines}
+    errors = head_rank.draw_head_rank(table, numbers, None).axes[0]
+    assert [label.get_text() for label in errors.get_xticklabels()] == ["0.25", "0.5", "1"]  # 0.5 is published alone
+    lines = {line.get_label(): line for line in errors.lines}
     star, other = lines["N=16 (Paper)"], lines["N=99 (Paper)"]
     assert (star.get_marker(), star.get_color()) == ("*", lines["softmax, N=16"].get_color())
     assert other.get_marker() != "*" and star.get_color() != lines["softmax, N=4"].get_color()
