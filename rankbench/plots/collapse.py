@@ -7,10 +7,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from rankbench.plots.figure import grid_of, in_words, styled, title
-from rankbench.plots.marks import FLOOR, line, whole_numbers, with_legend
+from rankbench.plots.marks import FLOOR, line, marks_apart, whole_numbers, with_legend
 from rankbench.plots.style import GREY, INK, colour_of
 from rankbench.runs.tables import mean_and_spread
 
+EDGE = 0.05  # of the panel's height, above and below the marks, which would be cut
 MOST_TICKS = 9  # of values below 1
 RING = {"marker": "o", "linestyle": "none", "markerfacecolor": "none", "markeredgewidth": 0.7, "markersize": 9}
 
@@ -33,7 +34,8 @@ def draw_collapse(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
                 of_variant = panel[panel.variant == variant]
                 line(axes, of_variant, "layer", "log10_residual", in_words(variant), number)
                 measured = _in_every_seed(of_variant, "log10_measured")
-                axes.plot(measured.layer, measured["mean"], color=colour_of(number), **RING)
+                apart = marks_apart(of_variant.layer.unique())
+                axes.plot(measured.layer, measured["mean"], color=colour_of(number), markevery=apart, **RING)
             axes.plot([], [], color=INK, label="measured by a forward pass", **RING)
             _bound(axes, panel)
             rounding = np.log10(panel.groupby("layer").noise_floor.max())
@@ -77,4 +79,7 @@ def _doubly_logarithmic(axes: Axes, logs: pd.Series) -> None:
     axes.fmt_ydata = lambda power: f"10^{power:.4g}"
     axes.set_yticks(list(tick_labels), list(tick_labels.values()))
     axes.yaxis.set_minor_locator(NullLocator())
-    axes.set_ylim(-(10.0**deepest), highest + 0.5 if highest < 1 else 2 * highest)
+    scale = axes.yaxis.get_transform()
+    bottom, low, high = scale.transform([-(10.0**deepest), lowest, highest])
+    edge = EDGE * (high - bottom)
+    axes.set_ylim(*scale.inverted().transform([min(bottom, low - edge), high + edge]))

@@ -4,7 +4,7 @@ A line is the mean over seeds, in some figures the geometric one (rankbench.plot
 one by one behind it; more seeds are drawn as a band, the 95 % interval of the mean. Every series has its own marker.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 from typing import Any
 
 import matplotlib
@@ -25,6 +25,7 @@ WIDEST, NARROWER = 1.6, 0.2  # widths of the first series, and how much less the
 WIDTHS = 6  # this many series have a width of their own; the next one has that of the first
 CLOSEST = 0.08  # of the axis: ticks that are closer would print over each other
 FEW_SEEDS = 10  # up to this number each seed is drawn, because they say more than an interval
+APART = 0.04  # of a panel's diagonal: distance of marks on a line of more points than these
 BAR = 5  # points: width of an interval at a single x
 FEW_POINTS = 30  # along x; up to this number seeds are drawn as points, beyond it as thin lines
 LINE, LINES = 0.145 / 7, 3  # inches for each point: height of a legend's line; lines that fit into every figure
@@ -59,12 +60,20 @@ def mean_line(
     summary = mean_and_spread(rows, [x], value, geometric=geometric)
     below = below_in(summary[x], rows, floor)
     measured = summary["mean"].mask(below)
-    axes.plot(summary[x], measured, color=colour, **style)
+    axes.plot(summary[x], measured, color=colour, **{"markevery": marks_apart(summary[x]), **style})
     is_alone = measured.notna() & measured.shift(1).isna() & measured.shift(-1).isna()
     if is_alone.any() and not style.get("marker"):  # the line does not show what it joins to nothing
         axes.plot(summary[x][is_alone], measured[is_alone], linestyle="none", marker="o", color=colour)
     spread(axes, summary[x], summary, colour)
     below_rounding(axes, summary[x], summary["mean"], below, colour)
+
+
+def marks_apart(x_values: Sized) -> float | None:
+    """Distance of the marks on a line over these values of x, in the panel's diagonals; None: all are drawn.
+
+    Marks of many points would lie upon each other.
+    """
+    return APART if len(x_values) > FEW_POINTS else None
 
 
 def spread(axes: Axes, x_values: pd.Series, summary: pd.DataFrame, colour: Any) -> None:
@@ -95,7 +104,8 @@ def below_rounding(axes: Axes, x_values: pd.Series, values: pd.Series, below: pd
     if below.any():
         reached = below | below.shift(1, fill_value=False) | below.shift(-1, fill_value=False)
         axes.plot(x_values, values.where(reached), linestyle=":", linewidth=0.8, color=colour, zorder=1.5)
-        axes.plot(x_values[below], values[below], linestyle="none", color=colour, zorder=3, **TRIANGLE)
+        style = {"linestyle": "none", "color": colour, "zorder": 3, "markevery": marks_apart(x_values), **TRIANGLE}
+        axes.plot(x_values[below], values[below], **style)
         axes.plot([], [], linestyle="none", color=INK, label=BELOW, **TRIANGLE)
 
 

@@ -270,6 +270,23 @@ def test_what_no_line_joins_is_seen(tmp_path, num_seeds):
     assert band == ([] if num_seeds == 1 else [0, 0] if num_seeds == 3 else [0, 5])
 
 
+@pytest.mark.parametrize("layers", [6, 48])
+def test_marks_of_a_collapse_are_whole_and_lie_apart(layers):
+    """From ten down to 10^-10^23: no mark is cut by the panel's edge, and many do not hide each other."""
+    depth = np.arange(layers + 1)
+    table = pd.DataFrame({"run": "r", "seed": 0, "weights": "trained", "variant": "full", "layer": depth})
+    table = table.assign(log10_residual=np.where(depth == 0, 1.0, -(3.0**depth)), noise_floor=1e-13)
+    table = table.assign(log10_measured=table.log10_residual.where(depth < 3))
+    figure = drawn("collapse", table)
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    pixels = axes.transData.transform(lines(axes)["full"].get_xydata())
+    radius = 1.6 * 4 / 2 * figure.dpi / 72
+    assert pixels[:, 1].min() - radius > axes.bbox.y0 and pixels[:, 1].max() + radius < axes.bbox.y1
+    spacing = lines(axes)["full"].get_markevery()
+    assert spacing is None if layers == 6 else spacing * np.hypot(*axes.bbox.size) > 2 * radius
+
+
 def test_seeds_of_a_long_curve_are_thin_lines():
     rows = pd.DataFrame([{"step": step, "seed": seed, "value": seed + step} for seed in (0, 1) for step in range(40)])
     axes = Figure().subplots()
