@@ -5,7 +5,6 @@ import functools
 import io
 import re
 import sys
-import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +21,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Text
 
 from rankbench.plots.marks import place_legend
-from rankbench.plots.names import choice_in_words, in_a_paper
+from rankbench.plots.names import BETWEEN, choice_in_words, in_a_paper, in_lines
 from rankbench.plots.readings import png_field, readings_of, with_spots
 from rankbench.plots.style import STYLE, panel_size
 from rankbench.runs.files import replacing
@@ -92,15 +91,8 @@ def _broken(text: Text, length: float, room: float) -> bool:
     """Break the text into lines if its length is more than the room; returns whether it was."""
     words = text.get_text()
     if is_long := bool(words) and length > room:
-        text.set_text(_filled(words, int(max(map(len, words.split("\n"))) * room / length)))
+        text.set_text(in_lines(words, int(max(map(len, words.split("\n"))) * room / length)))
     return is_long
-
-
-def _filled(text: str, letters: int) -> str:
-    """Break a text, but none of its formulas, into lines of at most this many letters."""
-    whole = re.sub(r"\$[^$]*\$", lambda formula: formula[0].replace(" ", "\0"), text)
-    lines = (textwrap.fill(line, max(1, letters), break_long_words=False) for line in whole.split("\n"))
-    return "\n".join(lines).replace("\0", " ")
 
 
 def show_in_notebook() -> None:
@@ -218,7 +210,7 @@ def height_of_panels(rows: int) -> float:
 
 def title(*parts: str) -> str:
     """Join the parts into one line with names as in a paper; `Layout` breaks it if it is wider than its panel."""
-    return in_a_paper(" · ".join(part for part in parts if part))
+    return in_a_paper(BETWEEN.join(part for part in parts if part))
 
 
 def in_words(variant: str) -> str:

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from rankbench.plots.names import in_a_paper
+from rankbench.plots.names import in_a_paper, in_lines
 from rankbench.plots.style import GREY, INK, LEGEND_LETTER, MARKERS, colour_of, dashes_of, marker_of, points_of
 from rankbench.runs.intervals import ends95, half_width
 from rankbench.runs.tables import mean_and_spread, scale_of
@@ -28,6 +28,7 @@ FEW_SEEDS = 10  # up to this number each seed is drawn, because they say more th
 APART = 0.04  # of a panel's diagonal: distance of marks on a line of more points than these
 BAR = 5  # points: width of an interval at a single x
 FEW_POINTS = 30  # along x; up to this number seeds are drawn as points, beyond it as thin lines
+HANDLE = 0.5  # inches: a legend's handle with the space around it
 LINE, LINES = 0.145 / 7, 3  # inches for each point: height of a legend's line; lines that fit into every figure
 
 
@@ -200,12 +201,14 @@ def place_legend(figure: Figure, panels: Iterable[Axes]) -> None:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
     handles |= {label: handles.pop(label) for label in (BELOW, FLOOR) if label in handles}  # after the series
-    handles = {in_a_paper(label): handle for label, handle in handles.items()}
     # as many columns as fit with the longest label, its handle and the space between columns
     size = points_of("legend.fontsize")
-    room = figure.get_figwidth() / (0.5 + LEGEND_LETTER * size * max(map(len, handles), default=1))
+    most_letters = int((figure.get_figwidth() - HANDLE) / LEGEND_LETTER / size)
+    handles = {in_lines(in_a_paper(label), most_letters): handle for label, handle in handles.items()}
+    lines_of_labels = [line for label in handles for line in label.split("\n")]
+    room = figure.get_figwidth() / (HANDLE + LEGEND_LETTER * size * max(map(len, lines_of_labels), default=1))
     columns = max(1, min(len(handles), int(room), 2 if len(handles) > 4 else 4))
-    lines = -(-len(handles) // columns)
+    lines = -(-len(lines_of_labels) // columns)
     figure.set_figheight(figure.get_figheight() + LINE * size * max(0, lines - LINES))
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns)
 

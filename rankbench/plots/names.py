@@ -4,6 +4,7 @@ Tables and captions keep the keys, which can be typed; the words are for figures
 """
 
 import re
+from textwrap import wrap
 
 import pandas as pd
 
@@ -28,6 +29,7 @@ OF_KEYS = {
     "mlp_gain": "MLP gain",
     "mlp_ratio": "MLP ratio",
 }
+BETWEEN = " · "  # between the parts of a title
 COUNTS = ("heads", "layers", "points", "streams")
 CHOICES = ("experiment", "model", "network", "optimizer", "task")  # their values are names already
 ABBREVIATIONS = {"l2": "L2", "lstm": "LSTM", "mlp": "MLP", "san": "SAN", "relu": "ReLU"}
@@ -57,6 +59,16 @@ def key_in_words(key: str) -> str:
 def choice_in_words(name: str) -> str:
     """A model's or a task's name in words: `SAN skip` of san_skip."""
     return " ".join(ABBREVIATIONS.get(word, word) for word in name.split("_"))
+
+
+def in_lines(text: str, letters: int) -> str:
+    """Break a text into lines of at most this many letters: between the parts of a title where these are no longer, and
+    within no formula."""
+    lines = []
+    for line in re.sub(r"\$[^$]*\$", lambda formula: formula[0].replace(" ", "\0"), text).split("\n"):
+        parts = (part.replace(" ", "\0") if len(part) <= letters else part for part in line.split(BETWEEN))
+        lines += wrap(BETWEEN.join(parts), max(1, letters), break_long_words="$" not in line, break_on_hyphens=False)
+    return "\n".join(line.strip(BETWEEN) for line in lines).replace("\0", " ")
 
 
 def settings_of(table: pd.DataFrame, keys: list[str]) -> pd.Series:

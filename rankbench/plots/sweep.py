@@ -22,7 +22,7 @@ MOST_NAMED = 12  # configurations that each have a colour and a name in a scatte
 # Inches, in the figure of differences: a configuration's row and each further line of its name, the title and the axis
 # of a panel, and the legend
 ROW, LINE, AROUND, LEGEND_HEIGHT = 0.21, 0.13, 0.75, 0.35
-MOST_LETTERS = 30  # in a line of a configuration's name
+MOST_LETTERS = 30  # in a line of a configuration's name; and of a word on the x axis, which would take all of the room
 
 
 @styled
@@ -219,6 +219,9 @@ def _x_axis(axes: Axes, values: pd.Series, words: list | None, is_log: bool) -> 
         ticks(axes, values, is_log)
         return
     names = [in_a_paper(f"{values.name}={word}").removeprefix(f"{values.name}=") for word in words]
+    names = [name.removeprefix(f"{key_in_words(values.name)} ") for name in names]  # it is below them
+    half = MOST_LETTERS // 2
+    names = [name if len(name) <= MOST_LETTERS else f"{name[:half]}...{name[-half:]}" for name in names]
     slanted: dict[str, Any] = {}
     if max(map(len, names)) > 8:
         slanted = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}

@@ -11,11 +11,13 @@ from matplotlib.figure import Figure
 
 from rankbench import plots
 from rankbench.analyses import ANALYSES
-from rankbench.plots.figure import empty_figure
+from rankbench.plots.figure import empty_figure, fit
 from rankbench.plots.marks import BELOW, FLOOR, spread
+from rankbench.plots.names import in_lines
 from rankbench.plots.paths import SCHEMES
 from rankbench.plots.residual import AFTER_ALL
 from rankbench.plots.spectrum import draw_spectrum
+from rankbench.plots.sweep import draw_sweep
 from rankbench.plots.training import draw_metrics, draw_observed_weights
 from rankbench.runs.tables import mean_and_spread, read_table, write_table
 
@@ -443,6 +445,29 @@ def test_a_title_is_no_wider_than_its_panel():
         figure.get_layout_engine().execute(figure)
         for axes in panels:
             assert axes.title.get_window_extent().width <= axes.get_window_extent().width + 1
+
+
+def test_titles_are_broken_between_their_parts():
+    assert in_lines("weight on the key that gets most · no norm", 36) == "weight on the key that gets most\nno norm"
+    assert in_lines("initialised weights · no mask · 2 heads", 30) == "initialised weights · no mask\n2 heads"
+    assert in_lines("trained weights · a key of a long value", 12).splitlines()[:2] == ["trained", "weights · a"]
+    assert in_lines(r"a $x \leq y$ of_a_plug_in", 9) == "a\n$x \\leq y$\nof_a_plug_in"  # a formula is never cut
+    assert max(map(len, in_lines("of_a_plug_in_without_a_space", 9).splitlines())) == 9
+
+
+def test_long_names_of_a_plug_in_stay_on_the_page():
+    """In a legend of one panel, and as words on an axis: nothing is cut, and panels keep some room."""
+    names = ["of_a_plug_in" * repeats for repeats in (1, 8, 9)]
+    legend = drawn("residual", pd.concat([residual_table().assign(variant=name) for name in names]))
+    rows = [{"seed": seed, "model.attention": name, "test_accuracy": 0.5} for name in names for seed in (0, 1)]
+    ticks = draw_sweep(pd.DataFrame(rows), "model.attention")
+    for figure in (fit(legend, "single"), ticks):
+        figure.draw_without_rendering()
+        words = figure.axes[0].get_xticklabels() if figure is ticks else []
+        boxes = [artist.get_window_extent() for artist in (*words, *figure.legends)]
+        assert all(figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 for box in boxes)
+        assert all(axes.bbox.width > figure.bbox.width / 2 for axes in figure.axes)
+    assert words[0].get_text() == "of a plug in" and len(words[1].get_text()) < 40
 
 
 def test_curves_of_runs_that_differ_in_much_have_titles_that_fit_and_losses_with_their_unit(tmp_path):
