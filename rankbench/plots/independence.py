@@ -25,7 +25,7 @@ MAPS = {
 SIZES = {**MAPS, "interaction": "interaction"}
 COLOUR_MAP, SCALE = "RdBu_r", Normalize(-1, 1)
 CELLS = 8  # largest side of a map whose numbers are written into the cells
-WIDTH, HEIGHT, LAST_HEIGHT = 7.2, 1.8, 2.3  # inches: width of a page, height of a row of maps and of the row below them
+WIDTH, HEIGHT, LAST_HEIGHT = 7.2, 1.8, 2.5  # inches: width of a page, height of a row of maps and of the row below them
 
 
 @styled
@@ -59,6 +59,10 @@ def draw_independence(table: pd.DataFrame, published: pd.DataFrame | None = None
         interference, single_paths, heads = lower.subplots(1, 3, width_ratios=[1.1, 1.1, 1])
         _interference(interference, rows, schemes)
         _single_paths(single_paths, rows, schemes)
+        handles: dict[str, Any] = {}
+        for axes in (single_paths, interference):
+            handles |= dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))
+        lower.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4)
         of_heads, floor = rows[rows.of == "heads"], "cross_gradient_below_floor"
         _map(heads, of_heads, "cross_gradient_relative", ("first", "second"), floor)
         heads.set_title("cross-gradients of heads\n(colours as above)")
@@ -105,12 +109,9 @@ def _interference(axes: Axes, rows: pd.DataFrame, schemes: list[str]) -> None:
     axes.plot(counts.index, counts, color=GREY, linestyle=":", linewidth=1, label="identical paths")
     axes.axhline(1, color=GREY, linestyle="--", linewidth=1, label="orthogonal paths")
     axes.set_yscale("log")
-    if len(counts):
-        axes.set_ylim(top=30 * counts.max())  # room for the legend
     axes.set_title("interference")
     axes.set_ylabel(r"$\|S_k\|^2/\sum_p\|Y_p\|^2$")
     whole_numbers(axes, "path length k")
-    axes.legend(fontsize=small(6), loc="upper left")
 
 
 def _single_paths(axes: Axes, rows: pd.DataFrame, schemes: list[str]) -> None:
@@ -133,7 +134,6 @@ def _single_paths(axes: Axes, rows: pd.DataFrame, schemes: list[str]) -> None:
     axes.set_xticks(
         range(len(SIZES)), SIZES.values(), rotation=30, ha="right", rotation_mode="anchor", fontsize=small(6)
     )
-    axes.set_ylim(-0.05, 1.5)  # room for the legend
+    axes.set_ylim(bottom=-0.05)
     axes.set_title("pairs of single paths")
     axes.set_ylabel("mean size (0: independent)")
-    axes.legend(fontsize=small(6), loc="upper left")

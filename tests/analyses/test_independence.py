@@ -343,3 +343,8 @@ def test_the_figure_shows_the_tables_means(table_of_three_seeds):
     assert cosine[0, 2] == cosine[2, 0] == pytest.approx(mean, **EXACT)
     both = pd.concat([table.assign(label="a"), table.assign(label="b")])
     assert len([axes for axes in draw_independence(both, None, "label").axes if axes.images]) == 18
+    figure.draw_without_rendering()
+    (legend,) = figure.subfigs[1].legends
+    names = [text.get_text() for text in legend.get_texts()]
+    assert names == ["frozen", "recomputed", "identical paths", "orthogonal paths"]
+    assert not any(axes.get_tightbbox().overlaps(legend.get_window_extent()) for axes in figure.axes)  # nor any line
