@@ -188,8 +188,17 @@ def whole_numbers(axes: Axes, label: str) -> None:
 
 
 def with_legend(figure: Figure, grid: np.ndarray) -> Figure:
-    """The figure with a legend under the panels, each label once. It grows, so that the panels keep their height."""
+    """The figure with a legend under the panels, each label once. It grows, so that the panels keep their height.
+
+    A panel leaves its label of x to the lowest in its column if that has the same one, with numbers.
+    """
     _label_lowest(grid)
+    for axes, lowest in zip(grid[:-1].flat, [*grid[-1]] * len(grid), strict=False):
+        if axes.get_xlabel() and not axes.xaxis.get_tick_params()["labelbottom"]:  # a label without its numbers
+            if axes.get_xlabel() == lowest.get_xlabel():
+                axes.set_xlabel("")
+            else:
+                axes.tick_params(labelbottom=True)
     place_legend(figure, grid.flat)
     return figure
 

@@ -41,6 +41,7 @@ LEGEND = 7 / 8  # size of a legend's letters, relative to the others
 DASHES = ["-", "--", ":", "-."]
 MARKERS = ["o", "s", "^", "D", "v", "P"]
 INK, GREY = "#000000", "#777777"
+LIGHTEST = 0.72  # of plasma: lines that are lighter hardly show on white
 LEGEND_LETTER = 0.05 / 7  # width of a letter in inches, per point of its size
 
 
@@ -112,7 +113,7 @@ def colour_of(number: int) -> str:
 
 def colour_of_depth(layer: int, deepest: int) -> tuple[float, float, float, float]:
     """Colour of a line for each layer: the deeper, the lighter."""
-    return matplotlib.colormaps["viridis"](0.9 * layer / max(deepest, 1))
+    return matplotlib.colormaps["plasma"](LIGHTEST * layer / max(deepest, 1))
 
 
 def marker_of(number: int) -> str:

@@ -551,6 +551,7 @@ def test_many_networks_of_a_spectrum_are_lines_by_share_of_their_depth():
     assert lines(figure.axes[4])[name].get_xydata() == pytest.approx(np.array([[k / 4, 1 / 4] for k in range(1, 5)]))
     said = [text.get_text() for text in figure.legends[0].get_texts()]
     assert len(said) == 7 + 3 and "left out: special tokens of 6 of 7" in said
+    assert all(axes.get_xlabel() and axes.xaxis.get_tick_params()["labelbottom"] for axes in figure.axes)
     older = draw_spectrum(table.drop(columns=["weights_sd", "special_tokens"]), facet="checkpoint")
     assert "net4, 4 layers" in lines(older.axes[0]) and len(older.legends[0].get_texts()) == 7 + 2
 

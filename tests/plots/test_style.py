@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 from command_line import python
-from matplotlib.colors import to_hex
+from matplotlib.colors import to_hex, to_rgb
 from refusals import refusal
 
 from rankbench import plots
@@ -108,3 +108,13 @@ def test_series_beyond_the_last_colour_have_another_marker(tmp_path, number):
     with plots.drawn_with(style_file(tmp_path, f"axes.prop_cycle: cycler('color', [{colours}])")):
         looks = [(style.colour_of(series), style.marker_of(series)) for series in range(number * len(style.MARKERS))]
     assert len(set(looks)) == len(looks)
+
+
+def test_no_line_is_lighter_than_the_lightest_of_our_colours():
+    def luminance(colour):
+        channels = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(colour)]  # of sRGB
+        return 0.2126 * channels[0] + 0.7152 * channels[1] + 0.0722 * channels[2]
+
+    lightest = max(map(luminance, style.HOUSE["axes.prop_cycle"].by_key()["color"]))
+    assert all(luminance(style.colour_of_depth(layer, 12)) < lightest for layer in range(13))
+    assert luminance(style.colour_of_depth(1, 1)) < lightest
