@@ -154,7 +154,7 @@ def test_every_number_of_the_config_has_a_range(cfg):
     numbers = {field.name for field in of_analyze if field.type in (int, float, int | None, list[int] | None)}
     for prefix, part in {"": cfg, "model.": cfg.model, "optimizer.": cfg.optimizer, "trainer.": cfg.trainer}.items():
         for field in dataclasses.fields(part):
-            if field.type in (int, float, int | None, float | None, list[float]):
+            if field.type in (int, float, int | None, float | None, list[float], list[int]):
                 numbers.add(prefix + field.name)
     assert numbers == set(RANGES)
 
