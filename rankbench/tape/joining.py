@@ -3,24 +3,38 @@ apart and come out, or are attended to, as one. Only passes in which either of t
 
 from collections.abc import Sequence
 from contextlib import suppress
+from math import prod
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from rankbench.config.keys import ConfigError
 from rankbench.tape.mixing import axes_of, places_in
 from rankbench.tape.plain import Changed, Plain
 from rankbench.tape.probe import Touched
+from rankbench.tape.reading import ReadCall
 from rankbench.tape.tags import Visit
-from rankbench.tape.touch import touched_at
+from rankbench.tape.touch import is_partly, touched_at
 
 
 def joined(plain: Plain, touched: Touched, args: tuple, kwargs: dict[str, Any]) -> list[str]:
     """The submodules that join tokens; "" is the module itself, in front of all of them."""
     if not touched.way.scale or not _may_join(plain, touched):
         return []
+    pairs = [(touched, other) for other in _beside(plain, touched, args, kwargs)]
+    places = {run: at for run in plain.entered if (at := _place_in(run, plain, touched)) is not None}
+    while True:  # behind a convolution, say, the touches of two tokens overlap
+        places = {run: at for run, at in places.items() if not any(_apart(plain, *pair, run) for pair in pairs)}
+        outer = {run: at for run, at in places.items() if not any(run.name.startswith(f"{x.name}.") for x in places)}
+        if not outer:
+            break
+        pairs += _narrowed(plain, touched, outer, args, kwargs)
+        places = {run: at for run, at in places.items() if run not in outer}
     found = []
-    for other in _beside(plain, touched, args, kwargs):
-        found += _by_submodules(plain, touched, other)
-        found += _by_attention(plain, touched, other)
+    for pair in pairs:
+        found += _by_submodules(plain, *pair)
+        found += _by_attention(plain, *pair)
     return found
 
 
@@ -50,6 +64,43 @@ def _beside(plain: Plain, touched: Touched, args: tuple, kwargs: dict[str, Any])
     return passes
 
 
+Places = dict[Visit, tuple[tuple[int, ...], int]]  # by submodule: a number of its state, and the axis of its tokens
+
+
+def _narrowed(
+    plain: Plain, touched: Touched, places: Places, args: tuple, kwargs: dict[str, Any]
+) -> list[tuple[Touched, Touched]]:
+    """Pairs of passes in which the states of submodules are touched at these places, and at the tokens next to them."""
+    passes = []
+    for step in (0, 1, -1):
+        other = Touched(plain.module, plain.submodule, plain, touched.way, touched.sequences)
+        other.own_rows = touched.own_rows
+        for run, (at, axis) in places.items():
+            index = min(max(0, at[axis] + step), plain.entered[run][0].shape[axis] - 1)
+            other.narrowed[run] = (*at[:axis], index, *at[axis + 1 :])
+        with suppress(Changed, ConfigError):
+            other.passed(args, kwargs)
+            passes.append(other)
+    return [(passes[0], other) for other in passes[1:]]
+
+
+def _place_in(run: Visit, plain: Plain, touched: Touched) -> tuple[tuple[int, ...], int] | None:
+    """The number of a submodule's state that is touched most, and the axis of its tokens, if fewer tokens come out or
+    are attended to; of an image only where its pixels have passed attention."""
+    (new, *_), (old, *_) = touched.entered.get(run) or [None], plain.entered[run] or [None]
+    if new is None or old is None or not old.is_floating_point() or new.shape != old.shape or new.equal(old):
+        return None
+    inside = [call for call in touched.calls if run in call.runs]
+    tokens = _token_axes(new, old, inside or touched.calls, touched)
+    if not tokens or (old.dim() > 3 and not _is_behind_attention(run, touched)):
+        return None
+    size = prod(old.shape[axis] for axis in tokens)
+    makes_fewer = run in plain.passages and _makes_fewer(run, plain, touched, tokens)
+    if not makes_fewer and all(call.num_keys >= size for call in inside):
+        return None
+    return tuple(int(at) for at in torch.unravel_index((new - old).abs().nan_to_num().argmax(), old.shape)), tokens[-1]
+
+
 def _by_submodules(plain: Plain, touched: Touched, beside: Touched) -> list[str]:
     """Those that two tokens enter apart and leave as one, along an axis whose size they change."""
     others = {call.key: call for call in beside.calls}
@@ -57,7 +108,7 @@ def _by_submodules(plain: Plain, touched: Touched, beside: Touched) -> list[str]
     for run, passage in plain.passages.items():
         left = passage.left
         states = [each.passages[run].left for each in (touched, beside) if run in each.passages]
-        if [x.shape for x in states] != [left.shape] * 2 or left.dim() != passage.entered[0].dim():
+        if [x.shape for x in states] != [left.shape] * 2:
             continue
         # attention inside puts the touch back to its queries
         inside = [(call, others[call.key]) for call in touched.calls if run in call.runs and call.key in others]
@@ -65,9 +116,37 @@ def _by_submodules(plain: Plain, touched: Touched, beside: Touched) -> list[str]
             continue
         at = [[touched_at(x, left, axis) for x in states] for axis in range(left.dim())]
         is_one = all(one and other and not _are_apart(one, other) for one, other in at)
-        if is_one and any(left.shape[axis] != size for axis, size in _apart(plain, touched, beside, run)):
+        axes = [axis for axis, _ in _apart(plain, touched, beside, run)] if is_one else []
+        if axes and _makes_fewer(run, plain, touched, axes):
             found.append(run.name)
     return found
+
+
+def _makes_fewer(run: Visit, plain: Plain, touched: Touched, axes: Sequence[int]) -> bool:
+    """Whether a submodule changes the size of its state along one of these axes; or makes fewer tokens of an image,
+    whose pixels have passed attention."""
+    entered, left = plain.passages[run].entered[0], plain.passages[run].left
+    if left.dim() == entered.dim():
+        return any(left.shape[axis] != entered.shape[axis] for axis in axes)
+    inside = [call for call in touched.calls if run in call.runs]
+    pixels, tokens = (
+        prod(old.shape[axis] for axis in _token_axes(new, old, inside or touched.calls, touched))
+        for new, old in ((touched.entered[run][0], entered), (touched.passages[run].left, left))
+    )
+    return _is_behind_attention(run, touched) and tokens < pixels
+
+
+def _is_behind_attention(run: Visit, touched: Touched) -> bool:
+    """Whether the result of a submodule has passed attention outside of it."""
+    passed = touched.passages[run].passed if run in touched.passages else 0
+    return any(passed >> call.number & 1 and run not in call.runs for call in touched.calls)
+
+
+def _token_axes(new: Tensor, old: Tensor, calls: Sequence[ReadCall], touched: Touched) -> Sequence[int]:
+    """The axes of a state that count tokens, or those of an image behind its first that are touched in part."""
+    if old.dim() > 3:
+        return [axis for axis in range(1, old.dim()) if is_partly(touched_at(new, old, axis), old.shape[axis])]
+    return getattr(axes_of(new, old, calls, touched.sequence), "tokens", ())
 
 
 def _by_attention(plain: Plain, touched: Touched, beside: Touched) -> list[str]:
@@ -104,7 +183,7 @@ def _apart(plain: Plain, touched: Touched, beside: Touched, run: Visit) -> list[
     for old, one, other in zip(*read, strict=False):
         axes: Sequence[int] = (0, 1)
         if old.is_floating_point():
-            axes = getattr(axes_of(one, old, inside, touched.sequence), "tokens", ()) if one.shape == old.shape else ()
+            axes = _token_axes(one, old, inside, touched) if one.shape == old.shape else ()
         at = [(axis, places_in(touched, one, old, axis), places_in(beside, other, old, axis)) for axis in axes]
         apart = [(axis, old.shape[axis]) for axis, *each in at if _are_apart(*each)]
         if not apart and any(x and y for _, x, y in at):

@@ -57,12 +57,17 @@ class Touched(Checking):
         self.of_depth: dict[int, list[tuple[ReadCall, Tensor, tuple]]] = {}
         self.begun_anew: dict[Visit, None] = {}  # submodules where the touch of a mixed state begins anew
         self.own_rows: dict[Site, int] = {}  # where queries that no input reaches are touched
+        self.narrowed: dict[Visit, tuple[int, ...]] = {}  # submodules whose state is touched at this number alone
         self.entered_at: list[list[int]] = []  # indices along the first axes at which a submodule's state was touched
 
     def enter(self, run: Visit, x: Tensor) -> None:
         """Where something that is no attention has carried the touch to all tokens, give the state that of the first
-        pass, with a change at the one number that was touched most."""
+        pass, with a change at the one number that was touched most; also where it is to be narrowed to one number."""
         old = next((old for old in self.base.entered.get(run, ()) if old.is_floating_point()), None)
+        if run in self.narrowed and old is not None and x.shape == old.shape:
+            x.data.copy_(old)
+            self._touch(x.data, self.narrowed[run])
+            return
         is_one_token = self.sequence[1] > 1 and 1 in x.shape[:2]
         if old is None or x.dim() != 3 or x.shape != old.shape or 0 in x.stride() or is_one_token:
             return

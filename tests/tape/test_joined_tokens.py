@@ -107,6 +107,15 @@ def test_attention_to_keys_that_join_tokens_is_named(name, mix):
     assert tape.paths().by_length == [1, 4, 4]
 
 
+@pytest.mark.parametrize("name", FEWER)
+def test_keys_that_join_tokens_are_named_behind_a_convolution(name):
+    """Which carries the touch of each token to its neighbours."""
+    near, to_fewer = Along(nn.Conv1d(D, D, 3, padding=1)), ToFewer(FEWER[name](), by_kernel)
+    tape = record(drawn(Sequence(Attention(by_kernel), near, to_fewer)), states("joined", T))
+    assert {name.removesuffix(".joined") for name in tape.reading.mixing} == {"parts.1", "parts.2"}
+    assert tape.paths().by_length == [1, 4, 4]
+
+
 class Strided(nn.Module):
     """A convolution with a stride that no submodule holds apart from what is around it."""
 
@@ -156,6 +165,35 @@ def test_patches_of_an_image_are_joined_where_they_are_merged(merged):
     parts = Patches(), Sequence(Attention(by_kernel)), *[Merged()] * merged, Sequence(Attention(by_kernel))
     mixing = record(drawn(nn.Sequential(*parts)), random("images", B, 3, 32, 32)).reading.mixing
     assert mixing == (("2",) if merged else ())
+
+
+class OfAnImage(nn.Module):
+    """A convolution that reads (B, D, P, P), of states (B, N, D) or so themselves."""
+
+    def __init__(self, *sizes, is_flat=True, **settings):
+        super().__init__()
+        self.map, self.is_flat = nn.Sequential(nn.Conv2d(D, D, *sizes, **settings)), is_flat
+
+    def forward(self, x):
+        side = int(x.shape[1] ** 0.5)
+        return self.map(x.mT.unflatten(2, (side, side)) if self.is_flat else x).flatten(2).mT
+
+
+class ToImage(nn.Module):
+    def forward(self, x):
+        side = int(x.shape[1] ** 0.5)
+        return x.mT.unflatten(2, (side, side))
+
+
+@pytest.mark.parametrize("is_flat", [False, True])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_overlapping_patches_are_joined_behind_attention_and_a_convolution(stride, is_flat):
+    """As in PVT and SegFormer."""
+    near, patches = OfAnImage(3, padding=1), OfAnImage(3, stride, 1, is_flat=is_flat)
+    parts = Patches(), Sequence(Attention(by_kernel), near), *[ToImage()] * (not is_flat), patches
+    module = drawn(nn.Sequential(*parts, Sequence(Attention(by_kernel))))
+    mixing = record(module, random("images", B, 3, 32, 32)).reading.mixing
+    assert {name.removesuffix(".map.0") for name in mixing} == {"1.parts.1", f"{len(parts) - 1}"}
 
 
 class Latents(nn.Module):
