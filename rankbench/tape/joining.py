@@ -130,7 +130,7 @@ def _makes_fewer(run: Visit, plain: Plain, touched: Touched, axes: Sequence[int]
         return any(left.shape[axis] != entered.shape[axis] for axis in axes)
     inside = [call for call in touched.calls if run in call.runs]
     pixels, tokens = (
-        prod(old.shape[axis] for axis in _token_axes(new, old, inside or touched.calls, touched))
+        prod(old.shape[axis] for axis in _token_axes(new, old, inside or touched.calls, touched) or ())
         for new, old in ((touched.entered[run][0], entered), (touched.passages[run].left, left))
     )
     return _is_behind_attention(run, touched) and tokens < pixels
@@ -142,11 +142,12 @@ def _is_behind_attention(run: Visit, touched: Touched) -> bool:
     return any(passed >> call.number & 1 and run not in call.runs for call in touched.calls)
 
 
-def _token_axes(new: Tensor, old: Tensor, calls: Sequence[ReadCall], touched: Touched) -> Sequence[int]:
-    """The axes of a state that count tokens, or those of an image behind its first that are touched in part."""
+def _token_axes(new: Tensor, old: Tensor, calls: Sequence[ReadCall], touched: Touched) -> Sequence[int] | None:
+    """The axes of a state that count tokens, or those of an image behind its first that are touched in part; None if
+    not known."""
     if old.dim() > 3:
         return [axis for axis in range(1, old.dim()) if is_partly(touched_at(new, old, axis), old.shape[axis])]
-    return getattr(axes_of(new, old, calls, touched.sequence), "tokens", ())
+    return getattr(axes_of(new, old, calls, touched.sequence), "tokens", None)
 
 
 def _by_attention(plain: Plain, touched: Touched, beside: Touched) -> list[str]:
@@ -181,9 +182,10 @@ def _apart(plain: Plain, touched: Touched, beside: Touched, run: Visit) -> list[
     inside = [call for call in touched.calls if run in call.runs] or touched.calls
     found = []
     for old, one, other in zip(*read, strict=False):
-        axes: Sequence[int] = (0, 1)
+        axes: Sequence[int] | None = None
         if old.is_floating_point():
             axes = _token_axes(one, old, inside, touched) if one.shape == old.shape else ()
+        axes = (0, 1) if axes is None else axes  # one of them
         at = [(axis, places_in(touched, one, old, axis), places_in(beside, other, old, axis)) for axis in axes]
         apart = [(axis, old.shape[axis]) for axis, *each in at if _are_apart(*each)]
         if not apart and any(x and y for _, x, y in at):

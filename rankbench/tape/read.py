@@ -26,6 +26,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from rankbench.config.keys import ConfigError
 from rankbench.tape.calls import name_of_module, tensors_in
+from rankbench.tape.crossing import told_apart
 from rankbench.tape.joining import joined
 from rankbench.tape.marks import Way, without_tokens
 from rankbench.tape.mixing import axes_of, mixing
@@ -50,8 +51,8 @@ def read(
 ) -> Reading:
     """Read a module on these arguments, of two or more sequences if possible, in four passes.
 
-    Two more passes where tokens get fewer show what joins them. submodule: one whose result is wanted as an output,
-    too. ConfigError if the module differs from call to call.
+    More passes show what joins tokens where these get fewer, and which of several inputs keys are made of. submodule:
+    one whose result is wanted as an output, too. ConfigError if the module differs from call to call.
     """
     kwargs = dict(kwargs)
     plain, again = Plain(module, submodule), Plain(module, submodule)
@@ -65,6 +66,7 @@ def read(
         _refuse_change(module, plain.sizes, again.sizes)
     del again, repeated
     touched, touched_results, spread_results = _touch(module, submodule, plain, _results(plain, output), args, kwargs)
+    touched.calls = told_apart(plain, touched, args, kwargs)
     _check_outside(plain, touched)
     _check_alike(module, touched)
     _check_blocks(touched)

@@ -90,6 +90,17 @@ class ToFewer(Attention):
         return super().forward(x, self.joined(x))
 
 
+class OfABlock(nn.Module):
+    """The same, of keys that the block around an attention makes."""
+
+    def __init__(self, joined, mix):
+        super().__init__()
+        self.joined, self.attention = joined, Attention(mix)
+
+    def forward(self, x):
+        return self.attention(x, self.joined(x))
+
+
 FEWER = {
     "convolution of blocks": lambda: Along(nn.Conv1d(D, D, 4, stride=4)),
     "overlapping convolution": lambda: Along(nn.Conv1d(D, D, 3, stride=2, padding=1)),
@@ -98,13 +109,17 @@ FEWER = {
 }
 
 
+@pytest.mark.parametrize("kind", [ToFewer, OfABlock])
+@pytest.mark.parametrize("tokens", [T, 20])
 @pytest.mark.parametrize("mix", [written_out, by_kernel])
 @pytest.mark.parametrize("name", FEWER)
-def test_attention_to_keys_that_join_tokens_is_named(name, mix):
-    """As in PVT, CvT and SegFormer."""
-    tape = record(drawn(Sequence(ToFewer(FEWER[name](), mix), ToFewer(FEWER[name](), mix))), states("joined", T))
-    assert {name.removesuffix(".joined") for name in tape.reading.mixing} == {"parts.0", "parts.1"}
+def test_attention_to_keys_that_join_tokens_is_named(name, mix, tokens, kind):
+    """As in PVT, CvT and SegFormer. A token's own key is one of those that it reads, wherever that stands."""
+    tape = record(drawn(Sequence(*(kind(FEWER[name](), mix) for _ in range(2)))), states("joined", tokens))
+    parts = [name.removesuffix(".joined").removesuffix(".attention") for name in tape.reading.mixing]
+    assert parts == ["parts.0", "parts.1"]
     assert tape.paths().by_length == [1, 4, 4]
+    assert [call.is_cross for call in tape.reading.calls] == [False, False]
 
 
 @pytest.mark.parametrize("name", FEWER)

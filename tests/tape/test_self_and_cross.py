@@ -52,6 +52,43 @@ def test_tokens_to_which_another_input_is_added_are_their_own(name, is_first):
     assert not reading.mixing
 
 
+class OfFewer(nn.Module):
+    """States that read themselves, then the half as many that something else makes of a second input."""
+
+    def __init__(self, halved):
+        super().__init__()
+        self.own, self.cross = (nn.ModuleList(Attention(by_kernel) for _ in range(2)) for _ in range(2))
+        self.parts = nn.ModuleList([halved])
+
+    def forward(self, x, other):
+        memory = self.parts[0](other)
+        for own, cross in zip(self.own, self.cross, strict=True):
+            x = x + own(x)
+            x = x + cross(x, memory)
+        return x
+
+
+class Halved(nn.Module):
+    """Half as many states: by a convolution, by means, or side by side."""
+
+    def __init__(self, name):
+        super().__init__()
+        self.convolution, self.map, self.name = nn.Conv1d(D, D, 3, 2, 1), nn.Linear(2 * D, D), name
+
+    def forward(self, x):
+        if self.name == "side by side":
+            return self.map(x.unflatten(1, (-1, 2)).flatten(2))
+        return (self.convolution(x.mT) if self.name == "convolution" else nn.functional.avg_pool1d(x.mT, 2)).mT
+
+
+@pytest.mark.parametrize("name", ["convolution", "means", "side by side"])
+@pytest.mark.parametrize("tokens", [8, 10, 12, 14, 16, 18, 20])
+def test_other_tokens_that_are_touched_at_the_same_index_are_others(name, tokens):
+    """As in encoders of sound."""
+    reading = record(drawn(OfFewer(Halved(name))), states("state", 9), states("other", tokens)).reading
+    assert [call.is_cross for call in reading.calls] == [False, True] * 2
+
+
 class Learned(nn.Module):
     """Learned tokens that read themselves and a memory: in one call, as in Flamingo, or in two, as in DETR."""
 
