@@ -1,6 +1,7 @@
 """The touched pass that reads a network: it compares the factors of every product of two activations with those of the
 plain pass, and decides which product is attention (rankbench.tape.read)."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -18,6 +19,7 @@ from rankbench.tape.tags import Kind, Level, Role, Site, Tag, Verdict, Visit, We
 from rankbench.tape.touch import (
     are_heads,
     are_rearranged,
+    axes_that_share,
     changed_at,
     changed_numbers,
     hidden_keys,
@@ -52,7 +54,8 @@ class Touched(Checking):
     ) -> None:
         super().__init__(module, submodule, base, way, sequences)
         self.roles: dict[Site, Verdict] = {}
-        self.pooled: list[ReadCall] = []  # calls whose weights, without scores, change for all queries
+        # calls whose weights, without scores, change for all queries, and their values
+        self.pooled: list[tuple[ReadCall, Tensor]] = []
         self.factors: list[Factor] = []
         self.of_depth: dict[int, list[tuple[ReadCall, Tensor, tuple]]] = {}
         self.begun_anew: dict[Visit, None] = {}  # submodules where the touch of a mixed state begins anew
@@ -187,6 +190,8 @@ class Touched(Checking):
             made_p.data.copy_(old.tensors[side])  # not a new version: P may be a part of all heads' P
         leads = of_all_heads(leads, self.sequence) if p.shape[-2] == 1 else leads
         lead = lead_of(changed, is_zero(v, v0, p), p, leads, at, of_blocks, self.sequence[1])
+        if not has_scores and not is_partly(changed_at(p, p0, -2), p.shape[-2]):  # learned queries of the same values
+            lead = lead.without(axes_that_share(v, p), p.shape)
         inputs = self.input_of(at, p.shape[-1]), self.input_of(queries or (), p.shape[-2])
         tokens_of = self.inputs_of(at, p.shape[-1]), self.inputs_of(queries or (), p.shape[-2])
         is_cross = None if in_window else reads_other_tokens(at, queries, p, tokens_of)
@@ -202,7 +207,7 @@ class Touched(Checking):
         self.calls.append(self._with_twin(call, p0, self._makers(product, side), moved))
         self._is_scored_by(None if tag.scores is None else tag.scores.key, call)
         if is_pooling:
-            self.pooled.append(call)
+            self._pools(call, v0)
         return Verdict(Role.ATTENTION, side)
 
     def _is_scored_by(self, key: Site | None, call: ReadCall) -> None:
@@ -307,12 +312,21 @@ class Touched(Checking):
         """Whether the values are what weights without scores pooled last, a row for each of their channels. They are
         tokens if their own weights are made of them, as where learned queries read what others have read."""
         p, v = self.tag(product.tensors[side]), self.tag(product.tensors[1 - side])
-        return any(
-            (v.passed & ~p.passed) >> call.number & 1
-            and v.depth == call.depth
-            and size in (call.num_queries, call.num_queries * call.lead.heads)
-            for call in self.pooled
-        )
+        passed = v.passed & ~p.passed
+        calls = [call for call, _ in self.pooled if passed >> call.number & 1 and v.depth == call.depth]
+        per_sequence = [math.prod(call.shape[:-1]) // max(1, self.sequence[1]) for call in calls]
+        return size in [*(call.num_queries for call in calls), *per_sequence]
+
+    def _pools(self, call: ReadCall, values: Tensor) -> None:
+        """Keep a call whose weights, without scores, pool these values; ConfigError if an earlier one does."""
+        for other, same in self.pooled:
+            where = {(x.call.module, x.call.function, x.depth) for x in (call, other)}
+            if len(where) == 1 and same.shape == values.shape and torch.equal(same, values):
+                raise ConfigError(
+                    f"{other.call} and {call.call}: slots of several experts, written as a loop, whose heads would "
+                    "count once for each; give all slots to one call"
+                )
+        self.pooled.append((call, values.clone()))
 
     def _is_lost(self, v: Tensor, v0: Tensor, at: Sequence[int]) -> bool:
         """Whether values show the touch everywhere in the touched sequence, so that none of their axes is that of

@@ -4,7 +4,7 @@ Shapes: B sequence, H head, N query token, M key token, R sequence or window, K 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -41,6 +41,11 @@ class Lead(NamedTuple):
         for axis in self.axes:
             heads *= lead[axis]
         return x.movedim(self.axes, tuple(last)).reshape(-1, heads, *ends)
+
+    def without(self, axes: Collection[int], shape: Sequence[int]) -> "Lead":
+        """The same, less some axes of heads. shape: of P in front of its queries."""
+        kept = tuple(axis for axis in self.axes if axis not in axes)
+        return self if kept == self.axes else Lead(math.prod(shape[axis] for axis in kept), kept)
 
     def numbers(self, lead: torch.Size) -> Tensor:
         """The head that each index of these axes belongs to, from 0."""

@@ -281,6 +281,16 @@ def of_groups(leads: Tensor, p: Tensor) -> Tensor:
     return leads.repeat_interleave(p.shape[-3] // leads.shape[-1], -1)
 
 
+def axes_that_share(v: Tensor, p: Tensor) -> list[int]:
+    """The leading axes of P along which all values are the same tensor."""
+    missing = p.dim() - v.dim()
+    return [
+        axis
+        for axis in range(p.dim() - 2)
+        if p.shape[axis] > 1 and (axis < missing or v.shape[axis - missing] == 1 or v.stride(axis - missing) == 0)
+    ]
+
+
 def along(leads: Tensor, axis: int) -> Tensor:
     """Which indices of one axis are touched anywhere."""
     return leads.movedim(axis, 0).reshape(leads.shape[axis], -1).any(1)

@@ -180,24 +180,44 @@ def test_what_mixes_tokens_in_front_of_a_list_of_layers_is_the_module_itself():
 class ExpertsOfSlots(nn.Module):
     """Experts of two slots each, which read means of the tokens and whose results are mixed for each token."""
 
-    def __init__(self):
+    def __init__(self, read):
         super().__init__()
         self.slots, self.maps = nn.Parameter(torch.zeros(3, 2, D)), nn.Parameter(torch.zeros(3, D, D))
+        self.read = read
 
     def forward(self, x):
         scores_BNES = torch.einsum("bnd,esd->bnes", x, self.slots)
-        made = torch.einsum("bnd,bnes->ebsd", x, scores_BNES.softmax(1)) @ self.maps[:, None]
+        made_BESD = self.read(x, scores_BNES.softmax(1)) @ self.maps
         weights_BNS = scores_BNES.flatten(2).softmax(-1)
-        return torch.einsum("bsd,bns->bnd", made.transpose(0, 1).flatten(1, 2), weights_BNS)
+        return torch.einsum("bsd,bns->bnd", made_BESD.flatten(1, 2), weights_BNS)
 
 
-def test_slots_of_several_experts_are_no_tokens():
-    module = drawn(Sequence(Attention(written_out), ExpertsOfSlots(), Attention(by_kernel)))
-    reading = record(module, states()).reading
+READ = {
+    "einsum": lambda x, p_BNES: torch.einsum("bnd,bnes->besd", x, p_BNES),
+    "experts in front": lambda x, p_BNES: torch.einsum("bnd,bnes->ebsd", x, p_BNES).transpose(0, 1),
+    "matmul": lambda x, p_BNES: p_BNES.movedim(1, -1) @ x[:, None],
+    "all slots": lambda x, p_BNES: (p_BNES.flatten(2).mT @ x).unflatten(1, (3, 2)),
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_slots_of_several_experts_are_no_tokens(name):
+    module = drawn(Sequence(Attention(written_out), ExpertsOfSlots(READ[name]), Attention(by_kernel)))
+    tape = record(module, states())
+    reading = tape.reading
     assert [factor.why for factor in reading.factors] == [
         "sums over what weights without scores pooled, as channels of keys or slots of experts are"
     ]
-    assert len(reading.calls) == 3
+    assert [call.lead.heads for call in reading.calls] == [H, 1, H]
+    assert tape.paths().by_length == [1, 5, 8, 4]
+
+
+def test_slots_of_one_expert_after_another_are_refused():
+    def in_a_loop(x, p_BNES):
+        return torch.stack([p_BNS.mT @ x for p_BNS in p_BNES.unbind(2)], 1)
+
+    with pytest.raises(ConfigError, match="slots of several experts, written as a loop"):
+        record(drawn(Sequence(ExpertsOfSlots(in_a_loop), Attention(by_kernel))), states())
 
 
 class Axial(nn.Module):
