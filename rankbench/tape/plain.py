@@ -65,7 +65,6 @@ class Plain(Recorder):
         self.stack: list[Visit] = []
         self.submodule = submodule
         self.wanted_result: Tensor | None = None  # of the submodule
-        self.returned: Tensor | None = None  # the first tensor of the module's result
         self.outside: list[tuple[Call, Tensor]] = []  # tensors that no recorded call made, and what reads them
 
     def tag(self, x: Any) -> Tag:
@@ -77,11 +76,6 @@ class Plain(Recorder):
 
     def passed(self, args: tuple, kwargs: dict) -> Any:
         """The module's result, with all states kept."""
-        output = self._followed(args, kwargs)
-        self.returned = first_state(output)
-        return output
-
-    def _followed(self, args: tuple, kwargs: dict) -> Any:
         if not isinstance(self.module, nn.Module):
             return self.run(args, kwargs)
         refuse_unreadable(self.module)  # they take no hooks

@@ -27,7 +27,6 @@ from torch.utils._pytree import keystr, tree_flatten_with_path
 from rankbench.config.keys import ConfigError
 from rankbench.tape.calls import name_of_module, tensors_in
 from rankbench.tape.crossing import told_apart
-from rankbench.tape.holding import changed_though_held
 from rankbench.tape.joining import joined
 from rankbench.tape.marks import Way, without_tokens
 from rankbench.tape.mixing import axes_of, mixing
@@ -52,9 +51,8 @@ def read(
 ) -> Reading:
     """Read a module on these arguments, of two or more sequences if possible, in four passes.
 
-    More passes show what joins tokens where these get fewer, which of several inputs keys are made of, and what mixes
-    tokens that the touch misses. submodule: one whose result is wanted as an output, too. ConfigError if the module
-    differs from call to call.
+    More passes show what joins tokens where these get fewer, and which of several inputs keys are made of. submodule:
+    one whose result is wanted as an output, too. ConfigError if the module differs from call to call.
     """
     kwargs = dict(kwargs)
     plain, again = Plain(module, submodule), Plain(module, submodule)
@@ -85,10 +83,9 @@ def read(
     outputs = [
         _output(*of_passes, touched, number >= len(named_tensors(output))) for number, of_passes in enumerate(results)
     ]
-    found = joined(plain, touched, args, kwargs) + changed_though_held(plain, touched, args, kwargs)
     return Reading(
         touched.roles, _named_alike(module, touched.calls), tuple(touched.factors), inputs, tuple(outputs), states,
-        tuple(plain.uncovered), mixing(plain, touched, found),
+        tuple(plain.uncovered), mixing(plain, touched, joined(plain, touched, args, kwargs)),
     )  # fmt: skip
 
 
