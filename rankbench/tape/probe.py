@@ -174,7 +174,7 @@ class Touched(Checking):
         self._check_heads(product, old, tag, side, at, bool(in_window))
         queries = self._queries(product, old, tag, p, side)
         has_scores = product.is_kernel or tag.mixes
-        is_pooling = not has_scores and p.shape[-2] > 1 and not is_partly(changed_at(p, p0, -2), p.shape[-2])
+        are_learned = not has_scores and not is_partly(changed_at(p, p0, -2), p.shape[-2])  # the queries
         reading = self._paired(product, old, weighted, side, at) if queries is None else queries
         row = self._row(key, reading, touched_at(p, p0, -2), p.shape[-2])
         of_blocks = self._blocks(product, old, side, p)
@@ -190,8 +190,7 @@ class Touched(Checking):
             made_p.data.copy_(old.tensors[side])  # not a new version: P may be a part of all heads' P
         leads = of_all_heads(leads, self.sequence) if p.shape[-2] == 1 else leads
         lead = lead_of(changed, is_zero(v, v0, p), p, leads, at, of_blocks, self.sequence[1])
-        if not has_scores and not is_partly(changed_at(p, p0, -2), p.shape[-2]):  # learned queries of the same values
-            lead = lead.without(axes_that_share(v, p), p.shape)
+        lead = lead.without(axes_that_share(v, p), p.shape) if are_learned else lead
         inputs = self.input_of(at, p.shape[-1]), self.input_of(queries or (), p.shape[-2])
         tokens_of = self.inputs_of(at, p.shape[-1]), self.inputs_of(queries or (), p.shape[-2])
         is_cross = None if in_window else reads_other_tokens(at, queries, p, tokens_of)
@@ -206,7 +205,7 @@ class Touched(Checking):
             self.attends(product.tensors)
         self.calls.append(self._with_twin(call, p0, self._makers(product, side), moved))
         self._is_scored_by(None if tag.scores is None else tag.scores.key, call)
-        if is_pooling:
+        if are_learned and p.shape[-2] > 1:
             self._pools(call, v0)
         return Verdict(Role.ATTENTION, side)
 
