@@ -62,7 +62,7 @@ Examples:
 def main() -> None:
     """The `rankbench` command."""
     gc.disable()  # until the work begins: imports leave no garbage, and collecting takes a fifth of the start-up
-    failures.wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
+    failures.wants_traceback, failures.is_interrupted = os.environ.get("HYDRA_FULL_ERROR") == "1", False
     _complete_streams()
     os.environ.pop("MPLBACKEND", None)  # our figures need none, and matplotlib refuses to be imported with a wrong one
     try:
@@ -100,6 +100,7 @@ def _interrupted_by_signals() -> Iterator[None]:
         now = time.monotonic()
         if now - last > 1:  # a closed terminal and its shell both send SIGHUP
             last = now
+            failures.is_interrupted = True
             raise KeyboardInterrupt
 
     in_main_thread = threading.current_thread() is threading.main_thread()

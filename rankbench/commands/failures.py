@@ -20,6 +20,7 @@ INTERRUPTED, READER_GONE = 130, 141  # exit codes, as the shell has them for SIG
 # what a command writes before the first result
 RECORDS = {".hydra", ".lock", "config.yaml", "environment.json", "analyze.log", "train.log"}
 wants_traceback = False  # whether the user has set HYDRA_FULL_ERROR=1
+is_interrupted = False  # whether a signal has come that ends the command
 
 
 @contextmanager
@@ -32,6 +33,8 @@ def refusing(command: str) -> Iterator[None]:
     except BaseException as error:
         if isinstance(error, BrokenPipeError):
             quit_silently()
+        if is_interrupted and not isinstance(error, SystemExit):  # Python can make another error of an interruption
+            refuse(command, "interrupted", INTERRUPTED)
         refusal = refusal_of(error)
         if refusal is None or (wants_traceback and not isinstance(error, SystemExit)):
             raise

@@ -176,6 +176,20 @@ def test_a_signal_that_arrives_where_python_drops_it_is_not_lost(tmp_path, monke
     assert "ignored" not in process.errors.read_text()
 
 
+def test_a_signal_that_a_library_makes_an_error_of_still_interrupts(tmp_path, monkeypatch):
+    def compare(_):  # as dict does, whose keys are compared
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(10)
+        except KeyboardInterrupt:
+            raise ConfigError("seed: unknown key") from None
+
+    monkeypatch.setattr(cli, "_dispatch", compare)
+    with fork(cli.main, at=tmp_path, errors=tmp_path / "errors.txt") as process:
+        assert process.wait() == 130
+    assert process.last_line == "rankbench: interrupted"
+
+
 def test_a_second_signal_changes_no_exit_code(tmp_path, monkeypatch):
     monkeypatch.setattr(cli, "_dispatch", lambda _: os.kill(os.getpid(), signal.SIGHUP))
 
