@@ -95,11 +95,11 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
         for num_tokens in options.tokens:
             seen_NM = visible_keys(options.mask, None, num_tokens, subject.device)
             masked = contracted(layer._replace(seen_NM=seen_NM), options.layer, num_tokens)
-            axes = {"weights": "fresh", "part": "attention", "layer": 0}
-            axes |= {"attention": options.layer, "tokens": num_tokens}
             bounds = {norm: lipschitz_bounds.theorem(masked, num_tokens, norm) for norm in options.norms}
-            rows += [axes | row for row in _constants(masked, num_tokens, options, bounds)]
-            rows += [axes | row for row in _ascents(masked, num_tokens, options, generator)]
+            of_layer = [*_constants(0, masked, num_tokens, options, bounds)]
+            of_layer += _ascents(0, masked, num_tokens, options, generator)
+            axes = {"weights": "fresh", "attention": options.layer, "tokens": num_tokens}
+            rows += [axes | row for row in of_layer]
     columns = [*ROWS, *(BALLS if options.radii else ())]
     whole = pd.DataFrame(rows, columns=columns).fillna({"start": 0, "step": 0}).astype({"start": int, "step": int})
     return whole.assign(**subject.what_counts)
@@ -112,36 +112,40 @@ def contracted(layer: AttentionLayer, kind: str, num_tokens: int) -> AttentionLa
     return layer._replace(divisor=lipschitz_bounds.theorem_inf(layer._replace(divisor=1.0), num_tokens))
 
 
-def _row(norm: str, quantity: str, kind: str, value: float) -> dict:
-    return {"p": float(norm), "quantity": quantity, "kind": kind, "value": value}
+def _row(part: str, layer: int, norm: str, quantity: str, kind: str, value: float) -> dict:
+    return {"part": part, "layer": layer, "p": float(norm), "quantity": quantity, "kind": kind, "value": value}
 
 
 def _constants(
-    layer: AttentionLayer | None, num_tokens: int, options: Options, bounds: dict[str, float]
+    number: int, layer: AttentionLayer | None, num_tokens: int, options: Options, bounds: dict[str, float]
 ) -> Iterator[dict]:
     """Rows of the constants that follow from the weights of a layer. bounds: those of the theorem, by norm."""
+    row = functools.partial(_row, "attention", number)
     for norm in options.norms:
-        yield _row(norm, "theorem", "bound", bounds[norm])
+        yield row(norm, "theorem", "bound", bounds[norm])
         if layer is None or not np.isfinite(bounds[norm]):
             continue
         if norm == "2":
             printed = lipschitz_bounds.theorem_2(layer, num_tokens, printed=True)
-            yield _row(norm, "theorem_printed", "estimate", printed)
+            yield row(norm, "theorem_printed", "estimate", printed)
         if layer.maps.w_q_HDK.shape[0] == layer.maps.w_q_HDK.shape[-1] == 1:
             if norm == "inf":
                 value = lipschitz_bounds.one_dimension_inf(layer, num_tokens)
                 kind = "exact" if layer.num_seen(num_tokens).max() % 2 else "bound"
-                yield _row(norm, "one_dimension", kind, value)
+                yield row(norm, "one_dimension", kind, value)
             elif layer.seen_NM is None:
-                yield _row(norm, "one_dimension", "bound", lipschitz_bounds.one_dimension_2(layer, num_tokens))
+                yield row(norm, "one_dimension", "bound", lipschitz_bounds.one_dimension_2(layer, num_tokens))
     if layer is None or layer.kind != "dot" or layer.seen_NM is not None or layer.has_biases:
         return
     for quantity, castin in (("ball", False), ("ball_castin", True)) if "2" in options.norms else ():
         value = lipschitz_bounds.dot_ball_2(layer, num_tokens, options.radius, castin=castin)
-        yield _row("2", quantity, "bound", value)
+        yield row("2", quantity, "bound", value)
 
 
-def _ascents(layer: AttentionLayer, num_tokens: int, options: Options, generator: torch.Generator) -> Iterator[dict]:
+def _ascents(
+    number: int, layer: AttentionLayer, num_tokens: int, options: Options, generator: torch.Generator
+) -> Iterator[dict]:
+    """Rows of the largest norms that an ascent over a layer's inputs finds."""
     if not options.starts:
         return
     w_q_HDK = layer.maps.w_q_HDK
@@ -157,7 +161,8 @@ def _ascents(layer: AttentionLayer, num_tokens: int, options: Options, generator
                 if step == 0 and options.record_every is None:
                     continue
                 for start, value in enumerate(values_B, 1):
-                    yield _row(norm, quantity, "lower_bound", value) | {"start": start, "step": step}
+                    row = _row("attention", number, norm, quantity, "lower_bound", value)
+                    yield row | {"start": start, "step": step}
 
 
 # --- The subject's model ---------------------------------------------------------------------------------------------
@@ -177,12 +182,8 @@ def _rows_of_subject(subject: Subject, options: Options) -> Iterator[dict]:
         for number, attention in enumerate(model.attentions, 1):
             layer = of_networks.layer_of(attention, most)
             if layer is not None:
-                rows += [_at("attention", number) | row for row in _ascents(layer, most, options, generator)]
+                rows += _ascents(number, layer, most, options, generator)
         yield from ({"weights": weights, "attention": kind, "tokens": most} | row for row in rows)
-
-
-def _at(part: str, layer: int) -> dict:
-    return {"part": part, "layer": layer}
 
 
 def _rows_of_parts(network: Network, num_tokens: int, options: Options) -> Iterator[dict]:
@@ -193,21 +194,20 @@ def _rows_of_parts(network: Network, num_tokens: int, options: Options) -> Itera
             for name, weight in of_networks.matrices(sublayer).items():
                 norm_of_weight = lipschitz_bounds.linear_norm(weight, "2")
                 largest = max(largest, norm_of_weight)
-                yield _at(name, number) | _row("2", "spectral_norm", "exact", norm_of_weight)
+                yield _row(name, number, "2", "spectral_norm", "exact", norm_of_weight)
         attention = sublayers[0].part
         bounds = {norm: of_networks.attention_bound(attention, num_tokens, norm) for norm in options.norms}
-        constants = _constants(of_networks.layer_of(attention, num_tokens), num_tokens, options, bounds)
-        yield from (_at("attention", number) | row for row in constants)
+        yield from _constants(number, of_networks.layer_of(attention, num_tokens), num_tokens, options, bounds)
         for norm in options.norms:
             value = _layer_bound(sublayers, norm, bounds[norm])
             whole[norm] *= value
-            yield _at("block", number) | _row(norm, "theorem", "bound", value)
+            yield _row("block", number, norm, "theorem", "bound", value)
     for norm, value in whole.items():
         value *= of_networks.norm_bound(network.last_norm, norm)
-        yield _at("network", 0) | _row(norm, "theorem", "bound", value)
+        yield _row("network", 0, norm, "theorem", "bound", value)
     if options.cap is not None and "2" in options.norms and largest <= options.cap * BELOW_CAP:
         value = of_networks.capped_bound(network, num_tokens, options.cap)
-        yield _at("network", 0) | _row("2", "capped", "bound", value)
+        yield _row("network", 0, "2", "capped", "bound", value)
 
 
 def _rows_on_ball(network: Network, inputs: Tensor, num_tokens: int) -> Iterator[dict]:
@@ -218,10 +218,9 @@ def _rows_on_ball(network: Network, inputs: Tensor, num_tokens: int) -> Iterator
     if bounds is None:
         return
     for part, values in (("attention", bounds.attentions), ("block", bounds.layers)):
-        yield from (
-            _at(part, layer) | _row("2", "certificate", "bound", value) for layer, value in enumerate(values, 1)
-        )
-    yield _at("network", 0) | _row("2", "certificate", "bound", bounds.network)
+        for layer, value in enumerate(values, 1):
+            yield _row(part, layer, "2", "certificate", "bound", value)
+    yield _row("network", 0, "2", "certificate", "bound", bounds.network)
 
 
 def _rows_around_data(
@@ -230,14 +229,13 @@ def _rows_around_data(
     """Rows of the bound and the ascent on balls around the sequences. rows: those with the theorem's bound."""
     lengths_B, sequences = network.lengths(inputs), counted(inputs, len(inputs), "lipschitz: balls")
     present = (x if lengths_B is None else x[: lengths_B[number]] for number, x in enumerate(sequences))
-    states, of_network = (network.embed(x[None])[0] for x in present), _at("network", 0)
-    of_theorem = of_network | {"p": 2.0, "quantity": "theorem"}
+    states = (network.embed(x[None])[0] for x in present)
+    of_theorem = {"part": "network", "p": 2.0, "quantity": "theorem"}
     theorem = next(row["value"] for row in rows if of_theorem.items() <= row.items())
     for ball, norm in on_balls(network, states, options.radii, theorem, generator_for(seed, "balls")):
-        at = of_network | {"radius": ball.radius}
-        part = {"operation": ball.operation, "share": ball.share}
-        yield at | _row("2", "certified_ball", "bound", ball.bound) | part
-        yield at | _row("2", "certified_ball", "lower_bound", norm)
+        radius, part = {"radius": ball.radius}, {"operation": ball.operation, "share": ball.share}
+        yield _row("network", 0, "2", "certified_ball", "bound", ball.bound) | radius | part
+        yield _row("network", 0, "2", "certified_ball", "lower_bound", norm) | radius
 
 
 def _layer_bound(sublayers: Layer, p: str, of_attention: float) -> float:
@@ -262,7 +260,7 @@ def _rows_at_data(network: Network, inputs: Tensor, options: Options) -> Iterato
         for axes, value in _at_sequence(network, sequence, options.norms):
             largest[axes] = max(largest.get(axes, 0.0), value)
     for (part, layer, norm), value in largest.items():
-        yield _at(part, layer) | _row(norm, "jacobian", "lower_bound", value)
+        yield _row(part, layer, norm, "jacobian", "lower_bound", value)
 
 
 def _at_sequence(network: Network, sequence: Tensor, norms: list[str]) -> Iterator[tuple[Axes, float]]:
