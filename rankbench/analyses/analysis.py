@@ -40,8 +40,7 @@ class Foreign:
     """Modules that are not ours, as their author or their library made them, with the arguments that they are given.
 
     modules: by weights (given; of a checkpoint trained, initialised). asked: how the user wants them to be read. half:
-    which part of a checkpoint they are, in words; empty for all of it. unknown: share of the tokens that the tokenizer
-    does not know; None where that does not show.
+    which part of a checkpoint they are, in words. unknown: share of the tokens that its tokenizer does not know.
     """
 
     name: str
@@ -58,8 +57,7 @@ class Subject:
     """One seed of what a command measures: of a run, of fresh networks, or of a network that is not ours.
 
     Each has modules with an example of their inputs, and can be read as any torch module can. What only some have is in
-    NEEDS; `has` says which. Checks get the subject of a run before there are weights: its task, its training, and a
-    network without values on the meta device.
+    NEEDS. Checks get a run's subject before there are weights: its task, its training, a network on the meta device.
     """
 
     run: str  # name of the run's folder, `fresh`, or the network as the user named it
@@ -136,8 +134,7 @@ class Subject:
 
     @property
     def how_trained(self) -> dict[str, float]:
-        """Column that shows whether training had converged: loss_fall, the fall of the test loss (per token) over the
-        last quarter of the steps. A fresh model has no such column."""
+        """The column loss_fall (rankbench.analyses.columns). A fresh model has none."""
         if self.curve is None:
             return {}
         test = self.curve[self.curve.split == "test"]
@@ -145,9 +142,7 @@ class Subject:
 
     @property
     def what_counts(self) -> dict[str, str]:
-        """Column that says whether special tokens count in residuals and sizes of sums: special_tokens, in or out; with
-        the names of other kinds that are left out, as in out+first. Networks of ours in which all tokens count have no
-        such column."""
+        """The column special_tokens (rankbench.analyses.columns); none if all tokens of a network of ours count."""
         if self.foreign is None and not self.network.kinds.left_out:
             return {}
         parts = ["in" if self.example.special_BN is None else "out", *self.example.kinds.left_out]

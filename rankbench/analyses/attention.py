@@ -105,8 +105,7 @@ def _entropies(subject: Subject, options: Options) -> Iterator[dict[str, Any]]:
 
 @torch.no_grad()
 def rows_by_head(read: ReadModule, example: Example) -> Iterator[dict[str, Any]]:
-    """A row for each head of a module: layer, head, submodule, kind and the moments of the metrics, as in
-    `table`."""
+    """A row for each head of a module: layer, head, submodule, kind and the moments of the metrics."""
     values: dict[tuple[int, int], list[dict[str, Tensor]]] = {}
     about: dict[tuple[int, int], dict[str, str]] = {}
     generator = generator_for(0, "shuffled rows")
@@ -184,8 +183,7 @@ def _in_float(call: AttentionCall) -> AttentionCall:
 def _of_call(
     call: AttentionCall, tokens: tuple[Tensor | None, Tensor | None], is_self: bool, generator: torch.Generator
 ) -> dict[str, Tensor]:
-    """Metrics of the heads of one call, (R, H). tokens: which queries count, and how many keys are present; None: all.
-    generator: for shuffles."""
+    """Metrics of the heads of one call, (R, H). tokens: which queries count, number of present keys; None: all."""
     call, (counted_BN, lengths_B) = _in_float(call), tokens
     num_queries, num_keys = call.weights.shape[-2:]
 

@@ -237,8 +237,7 @@ def _norm_gains(step: AnyStep, present_BN: Tensor | None) -> Tensor:
 def _residuals(
     network: Network, inputs: Tensor, generator: torch.Generator
 ) -> tuple[list[dict[str, np.ndarray]], list[dict[str, np.ndarray]], bool]:
-    """Sizes of the embedding and of each layer's output, over all tokens and over those that count; and whether they
-    were followed in residual coordinates."""
+    """Sizes of each state, over all tokens and over those that count; and whether they were followed."""
     try:
         check(network)
     except ConfigError:

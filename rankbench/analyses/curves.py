@@ -59,8 +59,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
 
 
 def digest(table: pd.DataFrame) -> str:
-    """Test loss of each variant at its best validation step, mean over seeds, for a terminal. For a language model the
-    loss is given per predicted symbol and per character."""
+    """Test loss of each variant at its best validation step, of a text also per character; mean over seeds."""
     text = "test_loss_per_character" in table
     unit = ", nats per predicted symbol, ends of sentences included" if text else ""
     lines = [f"test loss at the best validation step{unit} ({mean_of_seeds(table.seed.nunique())})"]

@@ -236,8 +236,7 @@ def digest(table: pd.DataFrame) -> str:
 
 
 def check(subject: Subject, options: Options) -> None:
-    """Raise ConfigError for too few test sequences, for heads that share parameters, and for recomputed paths of a
-    network that has none."""
+    """Raise ConfigError for too few sequences, for heads that share parameters, and for paths that there are not."""
     task = subject.task
     number = task.num_test if isinstance(task, Finite) else task.test_size
     if number is None and not isinstance(task, Corpus):

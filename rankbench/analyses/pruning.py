@@ -96,8 +96,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
 
 
 def _halves(texts: Batch, options: Options) -> tuple[Batch, Batch]:
-    """A checkpoint's texts on which parts are chosen, and those on which they are scored; ConfigError if either has
-    nothing to score."""
+    """Texts on which parts are chosen, and those on which they are scored; ConfigError for nothing to score."""
     number = min(options.selection_sequences, len(texts.inputs) // 2)
     chosen, test = texts[:number], texts[number:][: options.sequences]
     if not all(is_scored(half.targets).any() for half in (chosen, test)):
@@ -178,8 +177,7 @@ def _orders(
 
 
 class PathParts(NamedTuple):
-    """The parts of some sequences, as logits or as states, the bias term in the same form, and ||Y_p||^2 of each part's
-    states."""
+    """The parts of some sequences and the bias term, all as logits or as states; ||Y_p||^2 of each part's states."""
 
     sums_PBNX: Tensor
     bias_BNX: Tensor

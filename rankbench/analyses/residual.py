@@ -140,8 +140,7 @@ def whole_accuracy(subject: Subject) -> dict[str, float]:
 
 
 def digest(table: pd.DataFrame) -> str:
-    """Relative residual of the states, by layer, for a terminal: the geometric mean over seeds, as in the figure; and
-    the views of the tokens that differ."""
+    """Relative residual of the states by layer, geometric mean over seeds; and the views of the tokens that differ."""
     last = last_of_layer(table)
     shown = with_lines_of_views(last)
     axes = ["weights", "variant", *(["view"] if shown.view.nunique() > 1 else [])]

@@ -248,8 +248,7 @@ def _lengths_needed(error_KB: Tensor) -> dict[str, Tensor]:
 def _numbers(
     read: ReadModule, kind: str, sums: Sums, chunk: Example, num_lengths: int, constant: Tensor | None
 ) -> dict[str, Tensor]:
-    """What `_Values.numbers` has of these sequences. One length at a time, because all of them can take the most memory
-    of a command."""
+    """What `_Values.numbers` has of these sequences; one length at a time, because all can take the most memory."""
     seen = partial(without_absent, present_BN=read.counted(chunk))
     missing = [torch.zeros_like(sums.state_BND)] * (num_lengths - len(sums.by_length_KBND))
     S_K, X = [*sums.by_length_KBND, *missing], seen(sums.state_BND)
@@ -277,8 +276,7 @@ def _numbers(
 
 
 def _beside(read: ReadModule, S_K: Sequence[Tensor], whole: Tensor, chunk: Example) -> dict[str, Tensor]:
-    """BESIDE of each length and sequence, (K, B), and LATER of each sequence, (1, B); nan where they have no
-    meaning."""
+    """BESIDE of each length and sequence, (K, B), and LATER of each sequence, (1, B); nan where there is none."""
     nan_KB = torch.full((len(S_K), len(whole)), float("nan"), dtype=torch.float64)
     numbers = dict.fromkeys(BESIDE, nan_KB) | dict.fromkeys(LATER, nan_KB[:1])
     if not read.has_logits:
@@ -309,8 +307,7 @@ def _mean_of_tokens(of_tokens: Tensor, counted: Tensor | None) -> Tensor:
 
 
 def _shares_below(read: ReadModule, example: Example, value_biases: str, seed: int) -> Iterator[list[float]]:
-    """For each kind of X in turn, the share of the first sequences for which the sum of each length is no more than
-    rounding."""
+    """For each kind of X, the share of the first sequences whose sum of each length is no more than rounding."""
 
     def sums_of(tape: Tape) -> Iterator[Tensor]:
         for _, sums in read.kinds(tape, value_biases, refuse=False):

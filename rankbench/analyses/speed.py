@@ -54,8 +54,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
 
 
 def _batches(subject: Subject, options: Options) -> Iterator[Batch]:
-    """Batches of training sequences of like length, spread evenly from the shortest to the longest, each cut to its
-    longest sequence."""
+    """Batches of training sequences of like length, evenly from the shortest to the longest, cut to their longest."""
     train = subject.train.to(subject.device, torch.float32)
     lengths_B = is_scored(train.targets).sum(-1)
     order_B = lengths_B.argsort(stable=True)

@@ -13,8 +13,7 @@ from rankbench.tasks.task import score
 
 @torch.no_grad()
 def check_runs(subject: Subject) -> None:
-    """ConfigError if a module does not run on its inputs, has no attention, fails on some of the sequences, or returns
-    what the targets do not fit."""
+    """ConfigError if a module does not run on all of its inputs, has no attention, or does not fit the targets."""
     with told(subject.run, f"does not run on inputs={subject.who['task']}"):
         reads = subject.reads
     for read in reads.values():

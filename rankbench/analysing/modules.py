@@ -257,8 +257,7 @@ def _decoders(models: dict[str, nn.Module], example: Example, config: Any) -> tu
 
 
 def _kinds_of_checkpoint(cfg: AnalyzeConfig, checkpoint: Checkpoint, inputs: Tensor) -> Kinds:
-    """The kinds of tokens: of images the class tokens (in DeiT two) and the registers after them, of texts those with
-    the tokenizer's ids for beginning and end."""
+    """Kinds of tokens: of images the class tokens (in DeiT two) and registers, of texts beginnings and ends."""
     if not inputs.is_floating_point():
         names = {"class": ("cls", "bos"), "separators": ("sep", "eos")}
         ids = {kind: [getattr(checkpoint.reader, f"{name}_token_id", None) for name in names[kind]] for kind in names}
