@@ -17,10 +17,10 @@ import torch
 import torch.nn.functional as F
 from by_hand import relative_residual
 from rows import pick
+from shipped import options_of
 
 from rankbench.analyses import paths, residual
 from rankbench.analysing.runner import measure
-from rankbench.config.keys import typed
 from rankbench.measures.attention_matrices import attention_metrics
 from rankbench.measures.frozen_network import sums_by_length
 from rankbench.measures.norms import own_rounding
@@ -33,21 +33,9 @@ from rankbench.runs.tables import with_who
 # Float64, the same few hundred operations in another order.
 EXACT = {"rel": 1e-11, "abs": 1e-13}
 
-PATHS = {
-    "schemes": ["frozen", "recomputed"],
-    "subset_sizes": [2, 5],
-    "repeats": 3,
-    "replacement": True,
-    "readout": "normalised",
-    "mlp": "gate",
-    "recomputed_mlp": False,
-    "sequences": None,
-    "max_paths": 1000,
-}
-
 
 def paths_options(**changes):
-    return typed(paths.Options, {**PATHS, **changes}, "analysis.paths")
+    return options_of("paths", **{"subset_sizes": [2, 5], "repeats": 3, **changes})
 
 
 def exact_options(scheme, **changes):
@@ -434,13 +422,6 @@ def test_one_sequence_has_no_spread(make_subject):
     table = residual.table(make_subject(), residual_options("full", sequences=1))
     states = table[table.sublayer != "weights"]
     assert states.relative_residual.notna().all() and states.relative_residual_sd.isna().all()
-
-
-def test_a_fresh_subject_has_initialised_weights_alone(make_subject):
-    subject = make_subject(kinds=["initialised"])
-    assert subject.network is subject.networks["initialised"]
-    assert set(residual.table(subject, residual_options("full")).weights) == {"initialised"}
-    assert len(paths.table(subject, paths_options())) == 2 * (4 + 24)
 
 
 def test_the_digest_of_residual_shows_the_state_that_leaves_each_layer(make_subject):

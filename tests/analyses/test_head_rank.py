@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 import torch
 from by_hand import attention_by_hand
-from drawn import normal, transformer
+from drawn import generator, normal, randomised, transformer
 from shipped import options_of, task_of
 
 from rankbench.analyses import ANALYSES, Subject, head_rank
@@ -49,10 +49,7 @@ def network():
 
     def make(seed=0, inputs=4, **changes):
         sizes = {"input_kind": "coordinates", "num_inputs": inputs, "num_outputs": inputs}
-        model = transformer(**sizes, **COORDINATES | changes).requires_grad_(False)
-        for number, parameter in enumerate(model.parameters()):
-            parameter.copy_(0.5 * normal(100 * seed + number, *parameter.shape))
-        return model
+        return randomised(transformer(**sizes, **COORDINATES | changes), generator(seed)).requires_grad_(False)
 
     return make
 
@@ -181,12 +178,8 @@ def test_errors_by_examples_of_regression_in_context(network):
     for examples in range(3):
         wanted = ((outputs - subject.test.targets)[:, 2 * examples, 0] ** 2).mean().item() / 4
         assert soft[examples] == pytest.approx(wanted, rel=1e-12)
-    assert set(table[table.of == "baseline"].evaluation) == {
-        "zero",
-        "least squares",
-        "3 nearest neighbours",
-        "averaging",
-    }
+    predictors = {"zero", "least squares", "3 nearest neighbours", "averaging"}
+    assert set(table[table.of == "baseline"].evaluation) == predictors
     assert len(ANALYSES["head_rank"].figure(with_who(table, **subject.who), None, None).axes) == 2
     errors_alone = with_who(head_rank.table(subject, dataclasses.replace(OPTIONS, heads=0)), **subject.who)
     assert "least squares" in head_rank.digest(errors_alone) and "medians" not in head_rank.digest(errors_alone)
@@ -234,37 +227,23 @@ def test_a_task_with_classes_has_spectra_and_no_errors(random_network, sorting_t
 # --- the figure, on tables by hand ------------------------------------------------------------------------------------
 
 
-def by_hand(full=0.01, low=0.5, angle=179.0, bound=0.1, hard=0.001, grows=True):
+def by_hand():
     """Three seeds of a sweep: heads of rank 8 (one) and 2 (four), 4 and 16 points."""
     rows = []
     for seed in range(3):
-        for rank, error in ((8, full), (2, low)):
+        for rank, error, hard in ((8, 0.01, 0.001), (2, 0.5, 0.5)):
             for points in (4, 16):
-                more = 1 + (0.3 if grows == (points == 16) else 0) * (rank == 2) + 0.001 * seed
+                more = 1 + (0.3 if points == 16 else 0) * (rank == 2) + 0.001 * seed
                 common = {"run": f"{rank}-{points}", "task": "nearest_neighbor", "model": "amsel", "seed": seed}
-                common |= {
-                    "weights": "trained",
-                    "layers": 1,
-                    "heads": 8 // rank,
-                    "rank": rank,
-                    "width": 8,
-                    "copies": 1.0,
-                }
-                common |= {"angle_limit": theory.angle_limit(8, rank), "bound_any": bound, "bound_sharp": 2 * bound}
-                for evaluation, value in (("soft", error * more), ("hard", hard if rank == 8 else low)):
-                    rows.append(
-                        common | {"of": "network", "evaluation": evaluation, "examples": points, "error": value}
-                    )
+                common |= {"weights": "trained", "layers": 1, "heads": 8 // rank, "rank": rank, "width": 8, "copies": 1}
+                common |= {"angle_limit": theory.angle_limit(8, rank), "bound_any": 0.1, "bound_sharp": 0.2}
+                for evaluation, value in (("soft", error * more), ("hard", hard)):
+                    axes = {"of": "network", "evaluation": evaluation, "examples": points}
+                    rows.append(common | axes | {"error": value})
                 zero = {"of": "baseline", "weights": "none", "evaluation": "zero", "examples": points, "error": 1.0}
                 rows.append(common | zero)
-                head = {
-                    "of": "head",
-                    "layer": 1,
-                    "head": 1,
-                    "matrix": "qk",
-                    "angle": (angle if rank == 8 else 100) + 0.1 * seed,
-                }
-                rows.append(common | head)
+                degrees = (179.0 if rank == 8 else 100) + 0.1 * seed
+                rows.append(common | {"of": "head", "layer": 1, "head": 1, "matrix": "qk", "angle": degrees})
     return pd.DataFrame(rows)
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from drawn import generator, normal, randomised
 from torch import nn
 
 import rankbench
@@ -91,11 +92,8 @@ def test_the_other_rows_are_those_without_the_option(random_network):
     assert table[table.part != "layer"].reset_index(drop=True).equals(without) and without.layer.isna().all()
 
 
-def drawn(module, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    for parameter in module.parameters():
-        parameter.data.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
-    return module.double().eval()
+def drawn(module):
+    return randomised(module, generator(), 0.3).eval()
 
 
 def checkpoint(family, num_layers=3):
@@ -108,7 +106,7 @@ def checkpoint(family, num_layers=3):
     return drawn(transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, num_key_value_heads=1)))
 
 
-TOKENS = torch.randint(1, 13, (4, 7), generator=torch.Generator().manual_seed(5))
+TOKENS = torch.randint(1, 13, (4, 7), generator=generator(5))
 PRESENT = torch.ones_like(TOKENS)
 PRESENT[1, 5:] = 0
 TEXTS = {"input_ids": TOKENS * PRESENT, "attention_mask": PRESENT}
@@ -179,7 +177,7 @@ class Bare(nn.Module):
         return self.out(x)
 
 
-STATES = torch.randn(4, 5, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+STATES = normal(1, 4, 5, 6)
 
 
 def test_a_layer_that_runs_several_times_has_a_row_for_each():
