@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rankbench.config.keys import ConfigError, check_fields
 from rankbench.config.schema import TrainConfig
@@ -97,6 +97,11 @@ class Subject:
         """Weights and a copy in float64 of each network, one at a time."""
         for weights, network in self.networks.items():
             yield weights, copy.deepcopy(network).double()
+
+    def inputs_in_float64(self, sequences: int | None) -> Tensor:
+        """The first test inputs, as `networks_in_float64` read them."""
+        inputs = self.test.inputs[:sequences]
+        return inputs.double() if inputs.is_floating_point() else inputs
 
     @property
     def modules(self) -> Mapping[str, nn.Module]:

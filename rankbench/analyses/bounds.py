@@ -82,12 +82,10 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     measured number; the bounds, which are for all tokens, start from the residual of all. The bound of one layer starts
     from the residual measured before it, or from the floor if that is larger.
     """
-    inputs = subject.test.inputs[: options.sequences]
-    rows = []
+    inputs, rows = subject.inputs_in_float64(options.sequences), []
     for weights, exact in subject.networks_in_float64():
         for variant in options.variants:
             network = without(exact, **VARIANTS[variant])
-            inputs = inputs.double() if inputs.is_floating_point() else inputs
             generator = generator_for(subject.seed, "rounding")
             rows += [{"weights": weights, "variant": variant, **row} for row in _rows(network, inputs, generator)]
     whole = pd.DataFrame(rows)

@@ -47,9 +47,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     (rankbench.measures.residual_propagation.mean_errors) counts as zero, so that ||X|| = ||R||. Bounds are for unmasked
     attention alone and over all tokens, special ones too; without any there is no column.
     """
-    inputs, rows = subject.test.inputs[: options.sequences], []
-    if inputs.is_floating_point():
-        inputs = inputs.double()
+    inputs, rows = subject.inputs_in_float64(options.sequences), []
     for weights, model in subject.networks_in_float64():
         networks, refused = _followed(model, options.variants)
         for variant, network in networks.items():

@@ -155,7 +155,7 @@ def _errors(iterate_BND: Tensor, x_BND: Tensor, floor: float) -> dict[str, float
 
 def _rows_of_network(network: Network, subject: Subject, options: Options) -> Iterator[dict]:
     """From the last state to the embedding, every sub-layer y = a x + b f(x) undone as x = y/a - (b/a) f(x)."""
-    inputs = subject.test.inputs[: options.sequences]
+    inputs = subject.inputs_in_float64(options.sequences)
     present_BN, rounding = network.present(inputs), RandomRounding(generator_for(subject.seed, "rounding"))
     steps = list(run(network, inputs))
     with rounding:

@@ -172,7 +172,7 @@ def _rows_of_subject(subject: Subject, options: Options) -> Iterator[dict]:
     generator = generator_for(subject.seed, "lipschitz")
     for weights, model in subject.networks_in_float64():
         model.requires_grad_(False)
-        inputs = subject.test.inputs[: options.sequences]
+        inputs = subject.inputs_in_float64(options.sequences)
         lengths_B = model.lengths(inputs)
         most = inputs.shape[1] if lengths_B is None else int(lengths_B.max())
         kind = model.attentions[0].score_name

@@ -243,6 +243,18 @@ def test_a_network_whose_output_overflows_is_one_line(cfg, subject, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("name", ["bounds", "collapse", "invertibility", "lipschitz"])
+def test_what_is_measured_in_float64_reads_coordinates_of_any_precision(name):
+    """Two of them gave float64 networks the coordinates of precision=fp32, which torch refuses to multiply."""
+    words = [*TASK_WORDS["circle_arcs"], *TINY, *WIDTHS, "model=transformer_no_norm"]
+    cfg, subject, model = fresh("task=circle_arcs", *words)
+    options = options_of(cfg)[name]
+    options = dataclasses.replace(options, network=True) if name == "invertibility" else options
+    single = subject.test.to("cpu", torch.float32)
+    subject = dataclasses.replace(subject, test=single, networks={"initialised": copy.deepcopy(model).float()})
+    assert len(ANALYSES[name].table(subject, options))
+
+
 @pytest.mark.parametrize("value", [0.0, 0.1])
 def test_an_lstm_without_information_samples_every_character_alike(tmp_path, value):
     (tmp_path / "text.txt").write_text("a few words of a text\nand a second line of it\n" * 40)
