@@ -52,13 +52,7 @@ def tokenizer():
     words.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
     )
-    names = {
-        "unk_token": "[UNK]",
-        "pad_token": "[PAD]",
-        "cls_token": "[CLS]",
-        "sep_token": "[SEP]",
-        "mask_token": "[MASK]",
-    }
+    names = {f"{name}_token": f"[{name.upper()}]" for name in ("unk", "pad", "cls", "sep", "mask")}
     return transformers.PreTrainedTokenizerFast(tokenizer_object=words, **names)
 
 
@@ -449,9 +443,8 @@ def test_jacobians_and_bounds_at_texts_are_the_librarys(folder, special, left_ou
 def test_dependence_of_paths_needs_no_weights_of_ours(folder, tmp_path):
     ids = torch.randint(5, len(WORDS), (40, 6), generator=torch.Generator().manual_seed(0))
     np.save(tmp_path / "ids.npy", ids.numpy())
-    words = ["model=pretrained", f"model.path={folder / 'gpt2'}", f"inputs={tmp_path / 'ids.npy'}"]
-    words += ["analysis.independence.tokens=1", "analysis.independence.schemes=[frozen]"]
-    table = rankbench.analyze(words, "independence")["independence"]
+    words = [f"inputs={tmp_path / 'ids.npy'}", "analysis.independence.tokens=1"]
+    table = analyze(folder, "gpt2", "independence", words=words, schemes=["frozen"])["independence"]
     assert set(table.of) == {"lengths", "paths", "network"}
     whole = table[table.of == "network"]
     assert whole.interaction.max() < 1e-12 and whole.whole_accuracy.notna().all()
@@ -459,22 +452,15 @@ def test_dependence_of_paths_needs_no_weights_of_ours(folder, tmp_path):
 
 @pytest.mark.slow
 def test_kinds_of_texts_are_those_of_the_tokenizers_ids(folder):
-    choices = [
-        [],
-        ["special_tokens=[1]"],
-        ["uncounted=[class]"],
-        ["special_tokens=[1,2]"],
-        ["uncounted=[class,separators]"],
-    ]
-    plain, *residuals = (
-        analyze(folder, "bert", "residual", words=["special_tokens=[]", "analysis.residual.variants=[full]", *words])
-        for words in choices
+    choices = ["special_tokens=[]", "special_tokens=[1]", "uncounted=[class]", "special_tokens=[1,2]"]
+    plain, a, b, c, d = (
+        analyze(folder, "bert", "residual", words=["special_tokens=[]", word], variants=["full"])["residual"]
+        for word in [*choices, "uncounted=[class,separators]"]
     )
-    columns = plain["residual"].select_dtypes("number").columns
-    a, b, c, d = (tables["residual"][columns] for tables in residuals)
-    pd.testing.assert_frame_equal(a, b)
-    pd.testing.assert_frame_equal(c, d)
-    assert not a.equals(c) and not a.equals(plain["residual"][columns])
+    columns = plain.select_dtypes("number").columns
+    pd.testing.assert_frame_equal(a[columns], b[columns])
+    pd.testing.assert_frame_equal(c[columns], d[columns])
+    assert not a[columns].equals(c[columns]) and not a[columns].equals(plain[columns])
 
 
 def seeing(folder, kind, **sizes):
@@ -605,8 +591,7 @@ def test_refused_and_nothing_written(folder, tmp_path, name, words, analysis, me
 )
 def test_token_ids_refused(folder, tmp_path, inputs, message):
     np.save(tmp_path / "ids.npy", inputs)
-    words = ["model=pretrained", f"model.path={folder / 'bert'}", f"inputs={tmp_path / 'ids.npy'}"]
-    assert message in refusal(rankbench.analyze, words, "spectrum")
+    assert message in refusal(analyze, folder, "bert", "spectrum", words=[f"inputs={tmp_path / 'ids.npy'}"])
 
 
 @pytest.mark.parametrize("padding", [-1, 2**63])
@@ -615,11 +600,11 @@ def test_a_padding_token_that_is_none_is_as_good_as_another(folder, tmp_path, pa
     np.save(tmp_path / "ids.npy", np.array([[3, 4, 5, 6], [5, 4, 3, -1]]))
     shutil.copytree(folder / "gpt2", tmp_path / "gpt2")
     tables = []
-    for model in (folder / "gpt2", tmp_path / "gpt2"):
-        config = json.loads((model / "config.json").read_text())
-        (tmp_path / "gpt2" / "config.json").write_text(json.dumps(config | {"pad_token_id": padding}))
-        words = ["model=pretrained", f"model.path={model}", f"inputs={tmp_path / 'ids.npy'}", "precision=fp64"]
-        tables.append(rankbench.analyze(words, "residual")["residual"].relative_residual)
+    config = json.loads((folder / "gpt2" / "config.json").read_text())
+    (tmp_path / "gpt2" / "config.json").write_text(json.dumps(config | {"pad_token_id": padding}))
+    for models in (folder, tmp_path):
+        words = [f"inputs={tmp_path / 'ids.npy'}", "precision=fp64"]
+        tables.append(analyze(models, "gpt2", "residual", words=words)["residual"].relative_residual)
     np.testing.assert_array_equal(*tables)
 
 
