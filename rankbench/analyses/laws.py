@@ -65,12 +65,11 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
 def _rows(subject: Subject, options: Options) -> Iterator[tuple[str, str, str, float, float]]:
     law, sizes = LAWS[options.law], options.sizes
     yield from ((CLAIMED, "closed form", parameter, x, value) for parameter, x, value in law.predicted(**sizes))
-    if law.simulated is not None:
-        measured = law.simulated(generator_for(subject.seed, "simulated law"), **sizes)
-        yield from ((setup, "simulated", parameter, x, value) for setup, parameter, x, value in measured)
-    if law.network is not None:
-        measured = law.network(generator_for(subject.seed, "network of law"), **sizes)
-        yield from ((setup, "network", parameter, x, value) for setup, parameter, x, value in measured)
+    measures = ("simulated", law.simulated, "simulated law"), ("network", law.network, "network of law")
+    for curve, measure, purpose in measures:
+        if measure is not None:
+            measured = measure(generator_for(subject.seed, purpose), **sizes)
+            yield from ((setup, curve, parameter, x, value) for setup, parameter, x, value in measured)
 
 
 def digest(table: pd.DataFrame) -> str:
