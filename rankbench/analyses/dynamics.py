@@ -63,15 +63,6 @@ def check(subject: Subject, _: Options) -> None:
         )
 
 
-OF_HEADS = {  # both as rankbench.measures.lipschitz_of_networks.head_maps
-    "qk_norm": "Spectral norm of a head's W_QK, the bilinear form of the scores that enter the softmax.",
-    "vo_norm": "Spectral norm of a head's W_VO.",
-}
-OF_ATTENTION = {
-    name: f"Bound on the Lipschitz constant of attention for p = {p}, on as many tokens as the longest of these "
-    "sequences has; infinite if there is none."
-    for name, p in LIPSCHITZ_METRICS.items()
-}
 COLUMNS = {
     "step": "Number of training steps.",
     "layer": "0: what enters the first layer; else the number of the layer.",
@@ -79,8 +70,13 @@ COLUMNS = {
     "head": "Number of the head, from 1; empty for states.",
     **STATES,
     **ATTENTION,
-    **OF_HEADS,
-    **OF_ATTENTION,
+    "qk_norm": "Spectral norm of a head's W_QK, the bilinear form of the scores that enter the softmax.",
+    "vo_norm": "Spectral norm of a head's W_VO.",  # both as rankbench.measures.lipschitz_of_networks.head_maps
+    **{
+        name: f"Bound on the Lipschitz constant of attention for p = {p}, on as many tokens as the longest of these "
+        "sequences has; infinite if there is none."
+        for name, p in LIPSCHITZ_METRICS.items()
+    },
     **STATE_FLOORS,
     **ATTENTION_FLOORS,
 }
