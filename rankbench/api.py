@@ -23,7 +23,7 @@ from rankbench.analysing.runner import analyze_into, analyze_trained, draw_curve
 from rankbench.analysing.subjects import check_finite, subjects_of
 from rankbench.commands import analyze as analyze_command
 from rankbench.commands.checks import check_corpus, check_job, check_single
-from rankbench.commands.compose import compose, load_plugins
+from rankbench.commands.compose import as_keys, compose, load_plugins
 from rankbench.commands.failures import leaving_nothing
 from rankbench.config.arguments import typed_arguments
 from rankbench.config.keys import ConfigError, check_known, closest
@@ -220,6 +220,7 @@ def _composed(
     else:
         raise ConfigError(f"{subject!r}: nothing to analyse; give a run, a run's folder, or a list of overrides")
     cfg = cast(AnalyzeConfig, compose("analyze", *words))
+    analyze_command.check_keys(cfg, as_keys("analyze", words))
     for word in words:
         if word.startswith(("out=", "run=")):
             raise ConfigError(f"{word}: not in the list; give the folder as {'subject' if word[0] == 'r' else 'out='}")

@@ -38,7 +38,7 @@ def _is_given(cfg: AnalyzeConfig) -> bool:
 
 
 def _check_words(cfg: AnalyzeConfig, words: Sequence[str]) -> None:
-    """Refuse words that would change nothing: a run brings its own model, task and seeds."""
+    """Refuse a preset that is not for this command, and words that would change nothing."""
     name, preset = preset_in(words)
     if preset is not None and not _is_given(cfg):  # of those any preset may say how they are measured
         if preset.verb == "train":
@@ -54,6 +54,11 @@ def _check_words(cfg: AnalyzeConfig, words: Sequence[str]) -> None:
     named = [f"{name}={value}" for name, value in asked.items() if value is not None]
     if named and not (cfg.module or cfg.checkpoint):
         raise ConfigError(f"{named[0]}: says how to read a network that is not ours; leave it out")
+    check_keys(cfg, words)
+
+
+def check_keys(cfg: AnalyzeConfig, words: Sequence[str]) -> None:
+    """Refuse keys that would change nothing: a run, a module or a checkpoint brings its own model and task."""
     for word in words:
         key = word.lstrip("+~").partition("=")[0]
         group = key.partition(".")[0]

@@ -767,6 +767,7 @@ def test_network_csv_and_a_line_say_what_was_read(tmp_path):
         (["model=pretrained"], "give model.path="),
         (["model=mine.py"], "model=mine.py: which function[?] give model=mine.py:<function>"),
         (["model=mine.py:build", "masked=0.1"], "is for texts of a checkpoint"),
+        (["model=mine.py:build", "task.length=4"], "has no task.length"),
     ],
 )
 def test_refused_and_nothing_written(tmp_path, monkeypatch, words, message):
