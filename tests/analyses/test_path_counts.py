@@ -5,30 +5,20 @@ import math
 
 import pandas as pd
 import pytest
-import torch
 from shipped import options_of, shipped
 
-from rankbench.analyses import ANALYSES, Subject, path_counts
+from rankbench.analyses import ANALYSES, path_counts
 from rankbench.judging import published
-from rankbench.model import build_model
 from rankbench.runs.tables import read_table, with_who, write_table
 
 SHIPPED = shipped("analysis/path_counts")
 NINE = list(SHIPPED["known"])
-
-
 options = functools.partial(options_of, "path_counts")
 
 
 @pytest.fixture(scope="module")
-def make_subject(model_config, sorting_task):
-    def make(seed=0, **changes):
-        task = sorting_task()
-        model = build_model(model_config(name="small", **changes), task)  # no weights at all: none are looked at
-        batch = task.sample(2, torch.Generator().manual_seed(0))
-        return Subject("fresh", seed, task, batch, batch, {"initialised": model})
-
-    return make
+def make_subject(fresh_subject):
+    return functools.partial(fresh_subject, name="small")
 
 
 @pytest.fixture(scope="module")
