@@ -6,9 +6,11 @@ from rankbench.judging.replication import SECOND_SEED, beside_second
 from rankbench.judging.statement import OUTCOMES, by_paper, grouped, statement_line, statements_of, table_of, with_holm
 from rankbench.judging.verdict import (
     Facet,
+    is_number,
     is_outdated,
     judge,
     measured_text,
+    number_text,
     of_today,
     over_text,
     published_text,
@@ -16,5 +18,6 @@ from rankbench.judging.verdict import (
 )
 
 __all__ = ["CLAIMS", "NOT_JUDGED", "OUTCOMES", "PAPERS", "SECOND_SEED", "Claim", "Facet", "beside_second", "by_paper"]
-__all__ += ["figures_published", "grouped", "is_outdated", "judge", "measured_text", "of_today", "over_text"]
-__all__ += ["published", "published_text", "statement_line", "statements_of", "table_of", "verdict_line", "with_holm"]
+__all__ += ["figures_published", "grouped", "is_number", "is_outdated", "judge", "measured_text", "number_text"]
+__all__ += ["of_today", "over_text", "published", "published_text", "statement_line", "statements_of", "table_of"]
+__all__ += ["verdict_line", "with_holm"]

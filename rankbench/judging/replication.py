@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from rankbench.judging.claim import BROKEN, FAILED, HELD, NOT_JUDGED, PASSED, UNDECIDED
-from rankbench.judging.verdict import measured_text
+from rankbench.judging.verdict import number_text
 
 SECOND_SEED = 1000  # a run whose seeds begin here or later is the second run of its preset
 OPPOSITES = {HELD: FAILED, FAILED: HELD, PASSED: BROKEN, BROKEN: PASSED}
@@ -29,7 +29,7 @@ def _setting(row: dict[str, Any]) -> tuple:
 def _beside(row: dict[str, Any], second: dict[str, Any] | None) -> dict[str, Any]:
     if second is None or any((verdict["reason"] or "").startswith(NOT_JUDGED) for verdict in (row, second)):
         return row | dict.fromkeys(("second_outcome", "second_measured", "replicated"))
-    outcome, measured = second["outcome"], measured_text(second).removeprefix("measured ")
+    outcome, measured = second["outcome"], number_text(second)
     replicated = "yes" if outcome == row["outcome"] else "no"
     row = row | {"second_outcome": outcome, "second_measured": measured, "replicated": replicated}
     if OPPOSITES.get(row["outcome"]) != outcome:

@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from rankbench.judging.claim import BROKEN, CLAIMS, FAILED, HELD, NOTHING, PASSED, UNDECIDED, paper_of
-from rankbench.judging.verdict import over_text, published_text, verdict_line
+from rankbench.judging.verdict import is_number, over_text, published_text, verdict_line
 from rankbench.runs.intervals import LEVEL, holm
 
 PARTLY = "partly held"
@@ -54,7 +54,7 @@ def _statement(name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
     else:
         outcome = good if held == len(rows) else PARTLY if held and good == HELD else bad if failed else UNDECIDED
         speaks_most = min(next(filter(None, by_outcome.values())), key=_margin)
-    measured = [row["measured"] for row in rows if _number(row["measured"])]
+    measured = [row["measured"] for row in rows if is_number(row["measured"])]
     replicated = {row.get("replicated") for row in rows} - {None}
     return {
         "claim": name,
@@ -66,7 +66,7 @@ def _statement(name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
         **{key: speaks_most[key] for key in OF_SETTING},
         "smallest": min(measured, default=math.nan),
         "largest": max(measured, default=math.nan),
-        "distance": _margin(speaks_most) if _number(speaks_most["measured"]) else math.nan,
+        "distance": _margin(speaks_most) if is_number(speaks_most["measured"]) else math.nan,
         "p_value": _p_value(rows, good),
         "reading": _reading(rows, by_outcome, outcome, good),
         "replicated": "no" if "no" in replicated else next(iter(replicated), None),
@@ -75,23 +75,19 @@ def _statement(name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _number(value: Any) -> bool:
-    return value is not None and math.isfinite(value)
-
-
 def _margin(row: dict[str, Any]) -> float:
     """How far a setting's number is on the claimed side of the threshold; negative beyond it."""
-    if not _number(row["measured"]):
+    if not is_number(row["measured"]):
         return -math.inf
     return row["side"] * (row["measured"] - row["line"]) if row["side"] else row["line"] - abs(row["measured"])
 
 
 def _p_value(rows: list[dict[str, Any]], good: str) -> float:
     """nan if no interval decided: the numbers are exact or bounds, or a setting could not be judged."""
-    tested = [row["p_value"] for row in rows if _number(row["p_value"])]
+    tested = [row["p_value"] for row in rows if is_number(row["p_value"])]
     if rows[0]["exists"]:
         return min(1.0, len(tested) * min(tested)) if tested else math.nan
-    if any(not _number(row["p_value"]) and row["outcome"] != good for row in rows):
+    if any(not is_number(row["p_value"]) and row["outcome"] != good for row in rows):
         return math.nan
     return max(tested, default=math.nan)
 
@@ -120,14 +116,14 @@ def _reading(rows: list[dict[str, Any]], by_outcome: dict[str, list[dict[str, An
 def _in_words(row: dict[str, Any]) -> str:
     """The sentence of a claim whose measure is a log10, about the number itself; empty for other claims."""
     claim = CLAIMS.get(row["claim"])
-    if claim is None or not claim.in_words or not _number(row["measured"]):
+    if claim is None or not claim.in_words or not is_number(row["measured"]):
         return ""
     measured, threshold = (f"{10.0 ** row[name]:.2g}" for name in ("measured", "line"))
     return f"{claim.in_words.format(measured)} (threshold {threshold})"
 
 
 def _measured(row: dict[str, Any]) -> str:
-    if not _number(row["measured"]):
+    if not is_number(row["measured"]):
         return "not measured"
     return f"{'at most ' if row['is_bound'] else ''}{row['measured']:.3g}"
 
@@ -147,7 +143,7 @@ def with_holm(statements: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """
     adjusted: dict[str, float] = {}
     for claims in by_paper(statements).values():
-        family = [row for row in claims if _number(row["p_value"])]
+        family = [row for row in claims if is_number(row["p_value"])]
         p_values = holm([row["p_value"] for row in family])
         adjusted |= {row["claim"]: p_holm for row, p_holm in zip(family, p_values, strict=True)}
     return [_after_holm(row, adjusted.get(row["claim"], math.nan)) for row in statements]

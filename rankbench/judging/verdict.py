@@ -318,24 +318,33 @@ def verdict_line(verdict: dict) -> str:
     return f"{verdict['outcome']:<9} {name}{where}: {judged} - {verdict['source']}"
 
 
+def is_number(value: float | None) -> bool:
+    """Whether a cell of a verdict holds a number: None, nan and inf are none."""
+    return value is not None and math.isfinite(value)
+
+
 def published_text(verdict: dict) -> str:
     """The published number, after a comma; empty if there is none."""
-    published = verdict["published"]
-    return "" if published is None or math.isnan(published) else f", published {published:g}"
+    return f", published {verdict['published']:g}" if is_number(verdict["published"]) else ""
 
 
 def measured_text(verdict: dict) -> str:
-    """The measured number, its interval and the number of repeats: `measured 2 [1.75, 2.25] (95 %, 3 seeds)`."""
-    if verdict["measured"] is None or not math.isfinite(verdict["measured"]):
+    """`number_text` in a sentence: `measured 2 [1.75, 2.25] (95 %, 3 seeds)`."""
+    return f"{'measured ' if is_number(verdict['measured']) else ''}{number_text(verdict)}"
+
+
+def number_text(verdict: dict) -> str:
+    """The measured number, its interval and the number of repeats: `2 [1.75, 2.25] (95 %, 3 seeds)`."""
+    if not is_number(verdict["measured"]):
         return "not measured"
-    over = over_text(verdict)
+    number, over = f"{verdict['measured']:.3g}", over_text(verdict)
     if verdict["is_bound"]:
-        return f"measured at most {verdict['measured']:.3g} ({over})"
+        return f"at most {number} ({over})"
     if verdict["interval"] == "worst":
-        return f"measured {verdict['measured']:.3g} (the worst of {over})"
-    if verdict["low95"] is None or not math.isfinite(verdict["low95"]):
-        return f"measured {verdict['measured']:.3g} ({over})"
-    return f"measured {verdict['measured']:.3g} [{verdict['low95']:.3g}, {verdict['high95']:.3g}] (95 %, {over})"
+        return f"{number} (the worst of {over})"
+    if not is_number(verdict["low95"]):
+        return f"{number} ({over})"
+    return f"{number} [{verdict['low95']:.3g}, {verdict['high95']:.3g}] (95 %, {over})"
 
 
 def over_text(verdict: dict) -> str:

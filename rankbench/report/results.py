@@ -5,7 +5,6 @@ Everything else except the folder `notes` is rewritten: notes/<preset>.md is a p
 notes/index.md one about all of them.
 """
 
-import math
 import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -22,7 +21,8 @@ from rankbench.judging import (
     SECOND_SEED,
     by_paper,
     grouped,
-    measured_text,
+    is_number,
+    number_text,
     of_today,
     over_text,
     table_of,
@@ -289,7 +289,7 @@ def _paper_page(
 def _sentence(row: dict[str, Any]) -> str:
     """A claim in a line: its verdict, what it says and its number."""
     anchor = f"#{row['claim']}-{row['outcome'].replace(' ', '-')}"
-    return f"- **{row['outcome']}**: {_plain(row['statement'])} [{_number_of(row)}]({anchor})"
+    return f"- **{row['outcome']}**: {_plain(row['statement'])} [{number_text(row)}]({anchor})"
 
 
 def counts_of(statements: list[dict[str, Any]]) -> dict[str, int]:
@@ -320,7 +320,7 @@ def _claim(row: dict[str, Any], home: dict[str, str]) -> Iterator[str]:
         "Source": row["source"],
         "Refuted by": row["refuted_by"],
         "Control, in which it must fail": row["control"],
-        "Measured": f"{_number_of(row)}{where}, claimed {threshold_text(row)}",
+        "Measured": f"{number_text(row)}{where}, claimed {threshold_text(row)}",
         "Settings": several if row["num_settings"] > 1 else "",
         "Published": short(row["published"]),
         "p": _p_text(row),
@@ -332,7 +332,7 @@ def _claim(row: dict[str, Any], home: dict[str, str]) -> Iterator[str]:
     yield "\n".join(f"- {name}: {_plain(text)}" for name, text in facts.items() if text) + "\n"
     if len(row["settings"]) > 1:
         table = [
-            {"where": setting["where"], "outcome": setting["outcome"], "measured": _number_of(setting)}
+            {"where": setting["where"], "outcome": setting["outcome"], "measured": number_text(setting)}
             | {"p": setting["p_value"], "reason": setting["reason"]}
             for setting in row["settings"]
         ]
@@ -341,7 +341,7 @@ def _claim(row: dict[str, Any], home: dict[str, str]) -> Iterator[str]:
 
 def _p_text(row: dict[str, Any]) -> str:
     """The p-values of a claim; empty where no interval decided. Without any spread p is 0."""
-    if row["p_value"] is None or math.isnan(row["p_value"]):
+    if not is_number(row["p_value"]):
         return ""
     adjusted = "" if row["kind"] == "check" else f", after Holm {short(row['p_holm'])}"
     return f"{short(row['p_value'])}{adjusted}{'' if row['p_value'] else ' (every seed gives the same number)'}"
@@ -361,10 +361,6 @@ def _replication_text(row: dict[str, Any]) -> str:
         return f"the same, {repeated[0]['second_measured']}" if not others else others[0]
     same = f"the same in {len(repeated) - len(others)} of {len(repeated)} settings"
     return "; ".join([same, *others])
-
-
-def _number_of(row: dict[str, Any]) -> str:
-    return measured_text(row).removeprefix("measured ")
 
 
 def _plain(text: str) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from rankbench.judging import measured_text, of_today
+from rankbench.judging import number_text, of_today
 from rankbench.judging.claim import UNDECIDED
 from rankbench.report.page import records
 from rankbench.runs.tables import markdown, read_table, write_table
@@ -22,10 +22,8 @@ def keep_laptop(folder: Path, scale: str) -> None:
 
 
 def both_scales(folder: Path) -> pd.DataFrame:
-    """A row for each setting that the presets on the folder's pages have at both scales.
-
-    same: yes, no, or undecided, where one of the two is.
-    """
+    """A row for each setting that the presets on the folder's pages have at both scales. same: yes, no, or undecided,
+    where one of the two is."""
     rows = []
     for kept in sorted((folder / "presets").glob(f"*/{LAPTOP}")):
         now, then = (of_today(records(read_table(path))) for path in (kept.with_name("verdicts.csv"), kept))
@@ -45,8 +43,8 @@ def _row(preset: str, laptop: dict[str, Any], paper: dict[str, Any]) -> dict[str
         "laptop": laptop["outcome"],
         "paper": paper["outcome"],
         "same": "yes" if len(outcomes) == 1 else "undecided" if UNDECIDED in outcomes else "no",
-        "laptop_measured": measured_text(laptop).removeprefix("measured "),
-        "paper_measured": measured_text(paper).removeprefix("measured "),
+        "laptop_measured": number_text(laptop),
+        "paper_measured": number_text(paper),
     }
 
 
