@@ -24,7 +24,7 @@ def baseline_in(text: str | None, configurations: pd.DataFrame) -> dict[str, str
     several tasks, whose numbers have other meanings, for the first of each. Raises ConfigError for keys and values that
     no configuration has.
     """
-    words = _in_words(configurations)
+    words = configurations.map(_word)
     if text is None:
         return dict(words.drop(columns="task", errors="ignore").iloc[0]) if len(words) else {}
     name, keys = f"report.baseline={text}", list(words)
@@ -62,7 +62,7 @@ def differences(done: pd.DataFrame, keys: list[str], columns: Iterable[str], bas
     high95 (nan for one seed), p_value (two-sided, of Student's test of the pairs or of Welch's test), and p_holm,
     adjusted for all rows of the table.
     """
-    named = done.assign(**_in_words(done[keys]))
+    named = done.assign(**done[keys].map(_word))
     typed = ",".join(f"{key}={value}" for key, value in baseline.items())
     rows: list[dict[str, Any]] = []
     for column in columns:
@@ -149,13 +149,8 @@ def _briefly(values: dict[str, str], keys: list[str]) -> str:
     return ", ".join(f"{names[key]}={value}" for key, value in values.items())
 
 
-def _in_words(configurations: pd.DataFrame) -> pd.DataFrame:
-    """The values of keys as words, so that those of configs and those read from a table are equal."""
-    words = {key: [_word(value) for value in configurations[key]] for key in configurations}
-    return pd.DataFrame(words, index=configurations.index)
-
-
 def _word(value: Any) -> str:
+    """A key's value as a word, the same whether it comes from a config or was read from a table."""
     text = "none" if value == "" or pd.isna(value) else str(value)
     return f"{float(text):.12g}" if _is_number(text) else text
 
