@@ -103,6 +103,7 @@ def gather(
     keys = _with_chosen(varying if varied is None else varied, chosen, jobs)
     joined = read_all(jobs, keys)
     names, statuses, _, tables, final = joined
+    folder.mkdir(parents=True, exist_ok=True)
     before = _files_in(folder)
     studied = studied_columns(chosen, tables, final, keys)
     write_table(with_columns(final, studied, chosen, keys), folder / "sweep.csv")

@@ -1,5 +1,6 @@
 """Claims that compare the values of one key of a sweep: rankbench.judging.sweeps, Claim.along and Claim.exists."""
 
+import itertools
 import math
 
 import numpy as np
@@ -126,15 +127,11 @@ def test_a_report_hands_over_all_the_keys_of_a_sweep(along, tmp_path, monkeypatc
         "rankbench.report.figures.draw", lambda pages, *_: dict.fromkeys(map(str, range(len(pages["residual"]))))
     )
     monkeypatch.setattr("rankbench.report.report.write_page", lambda *_, **__: None)
-    number = 0
-    for heads in (1, 4):
-        for knob in (0.5, 2, 10):
-            model = {"name": "san", "heads": heads, "knob": knob}
-            config = {"task": {"name": "sorting"}, "seed": 0, "claims": ["grows"], "model": model}
-            values = np.arange(3) * 0.01 + (knob if heads == 1 else -knob)
-            rows = {"run": str(number), "task": "sorting", "model": "san", "seed": range(3), "variant": "full"}
-            write_run(tmp_path / str(number), config, residual=rows | {"value": values, "hidden": False})
-            number += 1
+    for number, (heads, knob) in enumerate(itertools.product((1, 4), (0.5, 2, 10))):
+        config = {"claims": ["grows"], "model": {"heads": heads, "knob": knob}}
+        values = np.arange(3) * 0.01 + (knob if heads == 1 else -knob)
+        rows = {"run": str(number), "task": "sorting", "model": "san", "seed": range(3), "variant": "full"}
+        write_run(tmp_path / str(number), config, residual=rows | {"value": values, "hidden": False})
     gather_sweep(tmp_path, ["model.heads", KEY])
     verdicts = pd.read_csv(tmp_path / "verdicts.csv")
     assert verdicts[["where", "outcome"]].values.tolist() == [["model.heads=1", "held"], ["model.heads=4", "failed"]]

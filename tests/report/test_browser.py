@@ -40,7 +40,6 @@ FAINT = """(() => {
 
 
 def page_of(home):
-    (home / "report").mkdir()
     gather(find_runs(str(home / "runs")), home / "report")
     return home / "report" / "report.html"
 
@@ -56,7 +55,7 @@ def report(tmp_path_factory):
         steps = [{"step": k, "seed": 0, "split": "test", "loss": 1.0 / (k + 1), "accuracy": 0.5} for k in range(3)]
         write_run(
             home / "runs" / f"{number}_model.layers={number},model.attention_init=0.5,task.alphabet=1000",
-            {"model": model, "task": {"name": "sorting"}, "seed": 0},
+            {"model": model},
             [{"test_accuracy": 0.5 + seed / 10} for seed in range(3)],
             metrics=steps,
             residual=[row | {"variant": variant, "layer": k} for variant in ("full", "no_skip") for k in (0, 1)],
@@ -126,9 +125,8 @@ def wide(tmp_path_factory):
     numbers = {"test_accuracy": 0.1234567, "valid_loss": 12.3456789, "test_loss": 123.456789}
     for job, (norm, heads) in enumerate((norm, heads) for norm in ("none", "pre") for heads in (1, 128)):
         keys = {"name": "contractive_l2", "norm": norm, "heads": heads, "width": 48 * heads, "layers": heads + 2}
-        config = {"model": keys, "task": {"name": "sorting"}, "seed": 0, "out": "there", "analysis": {}}
         seeds = [{name: value * (1 + seed / 7) for name, value in numbers.items()} for seed in range(3)]
-        write_run(home / "runs" / str(job), config, seeds)
+        write_run(home / "runs" / str(job), {"model": keys}, seeds)
     return page_of(home)
 
 

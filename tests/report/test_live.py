@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("unpainted")
 
 
 def run_at(folder, steps, finished):
-    config = {"model": {"name": "san", "heads": 7}, "task": {"name": "sorting"}, "seed": 0, "trainer": {"steps": 100}}
+    config = {"model": {"heads": 7}, "trainer": {"steps": 100}}
     rows = [
         {"step": step, "seed": seed, "split": split, "loss": 2 - step / 100 + seed / 10, "accuracy": step / 200}
         for step in range(0, steps + 1, 25)

@@ -42,8 +42,7 @@ ENVIRONMENT = {
 
 def run_at(folder, heads=1, lr=0.1, status="finished", seeds=(0.5, 0.6, 0.9), model="san", **more):
     """A run's folder with these final accuracies."""
-    config = {"model": {"name": model, "heads": heads}, "task": {"name": "sorting"}, "optimizer": {"lr": lr}}
-    config |= {"seed": 0, "out": str(folder), "analysis": {}, **more}
+    config = {"model": {"name": model, "heads": heads}, "optimizer": {"lr": lr}, "out": str(folder), **more}
     write_run(folder, config, [{"test_accuracy": value, "test_loss": 1 - value} for value in seeds], status)
     (folder / "environment.json").write_text(json.dumps(ENVIRONMENT))
     return folder
@@ -65,7 +64,6 @@ def reported(tmp_path_factory):
     columns |= {"selection": "all", "path_length": 1, "subset_size": None, "accuracy": 0.5, "whole_accuracy": 0.99}
     columns |= {"majority_accuracy": 0.1, "position_majority_accuracy": 0.2, "remainder": 1e-15}
     pd.DataFrame(columns).to_csv(home / "runs" / "1_a" / "paths.csv", index=False)
-    (home / "report").mkdir()
     lines = gather(find_runs(str(home / "runs")), home / "report")
     (home / "said.txt").write_text("\n".join(lines))
     return home
@@ -183,7 +181,6 @@ def test_pages_of_a_figure_are_all_in_the_report_with_their_captions(tmp_path, u
         row |= {"relative_noise_floor": 2.0**-52}
         row |= {"layer": 0, "sublayer": "input", "relative_residual": 0.5}
         pd.DataFrame([row | {"variant": variant} for variant in ("full", "no_skip")]).to_csv(run / "residual.csv")
-    (tmp_path / "report").mkdir()
     lines = gather(find_runs(str(tmp_path / "runs")), tmp_path / "report")
     names = ["residual_1", "residual_2"]
     assert [name for name in names if f"-> {tmp_path / 'report' / name}.png, .pdf and .svg" in lines] == names
@@ -214,7 +211,6 @@ def test_the_page_has_what_a_run_was_continued_with(tmp_path):
     later = {"git": {"commit": "fedcba9876543210", "dirty": False}, "packages": {"torch": "9.9.0"}}
     (run / "continued.json").write_text(json.dumps([{"step": 3, "started": "2026-11-21T09:00:00+0000", **later}]))
     assert commits_of([run]) == "0123456789ab with changes; fedcba987654"
-    (tmp_path / "report").mkdir()
     gather(find_runs(str(run)), tmp_path / "report")
     text = " ".join(" ".join(Page((tmp_path / "report" / "report.html").read_text()).texts).split())
     assert "0123456789ab with changes; fedcba987654" in text and "9.8.7; 9.9.0" in text
@@ -357,7 +353,6 @@ def test_runs_are_found_in_order_and_what_is_none_is_refused(tmp_path, monkeypat
     (job / ".hydra").mkdir(parents=True)
     (job.parent / "multirun.yaml").write_text("")
     assert find_runs("outputs/train/old")[1].resolve() == job.resolve()  # failed before it wrote a config
-    (tmp_path / "there").mkdir()
     assert "3: absent" in gather(find_runs("outputs/train/old"), tmp_path / "there")
 
 

@@ -18,11 +18,7 @@ ROWS |= {"sublayer": ["input", "attention"], "relative_noise_floor": 2.0**-52}
 
 def job(sweep, number, heads):
     residual = {"run": str(number), **ROWS, "relative_residual": [0.5 * heads, 0.25 * heads]}
-    return write_run(sweep / str(number), config_of(heads), residual=residual)
-
-
-def config_of(heads):
-    return {"task": {"name": "sorting"}, "seed": 0, "model": {"name": "san", "heads": heads}}
+    return write_run(sweep / str(number), {"model": {"heads": heads}}, residual=residual)
 
 
 def test_rows_of_all_jobs_with_the_varied_key(tmp_path):
@@ -40,7 +36,7 @@ def test_rows_of_all_jobs_with_the_varied_key(tmp_path):
 
 
 def test_a_job_without_a_table_is_left_out(tmp_path):
-    write_run(tmp_path / "0", config_of(1))
+    write_run(tmp_path / "0", {"model": {"heads": 1}})
     job(tmp_path, 1, heads=2)
     (tmp_path / "2").mkdir()  # failed before it had a config
     gather_sweep(tmp_path, ["model.heads"])
@@ -54,8 +50,8 @@ def test_nothing_to_gather_writes_nothing(tmp_path):
 
 
 def test_what_an_earlier_report_wrote_of_other_runs_is_removed(tmp_path):
-    first, second = job(tmp_path / "a", 0, 1), write_run(tmp_path / "b" / "1", config_of(2), [{"test_accuracy": 0.5}])
-    (there := tmp_path / "there").mkdir()
+    first, there = job(tmp_path / "a", 0, 1), tmp_path / "there"
+    second = write_run(tmp_path / "b" / "1", {"model": {"heads": 2}}, [{"test_accuracy": 0.5}])
     gather([first], there)
     assert {"residual.csv", "residual.png", "residual.svg"} < {path.name for path in there.iterdir()}
     (there / "notes.txt").write_text("mine")
@@ -68,7 +64,7 @@ def test_what_an_earlier_report_wrote_of_other_runs_is_removed(tmp_path):
 
 def test_what_an_earlier_report_wrote_of_the_same_runs_is_kept(tmp_path):
     first, second = (job(tmp_path, number, 1 + number) for number in (0, 1))
-    (there := tmp_path / "there").mkdir()
+    there = tmp_path / "there"
     gather([first], there)
     record = json.loads((there / ".report.json").read_text())
     (there / "study.png").write_text("a figure that was asked for then")
@@ -94,7 +90,7 @@ def test_a_report_of_other_runs_does_not_go_into_the_folder_of_a_sweep(tmp_path,
 def test_jobs_are_listed_with_their_status_and_final_numbers(tmp_path):
     seeds = [{"steps": 5, "test_accuracy": seed / 2} for seed in (0, 1)]
     for number, status in enumerate(["finished", "diverged", "absent"]):
-        write_run(tmp_path / str(number), config_of(number + 1), seeds, status)
+        write_run(tmp_path / str(number), {"model": {"heads": number + 1}}, seeds, status)
     (tmp_path / "2" / "summary.json").unlink()
     lines = gather_sweep(tmp_path, ["model.heads"])
     assert lines[:3] == ["3 jobs, 1 finished, 1 diverged, 1 absent", "1: diverged", "2: absent"]

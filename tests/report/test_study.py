@@ -34,7 +34,6 @@ def home(tmp_path_factory):
     """Runs of two depths with and without a norm, three seeds each, and their report on two columns."""
     home = tmp_path_factory.mktemp("study")
     for number, (layers, norm) in enumerate(RANK):
-        config = {"model": {"name": "san", "layers": layers, "norm": norm}, "task": {"name": "sorting"}, "seed": 0}
         seeds = [{"test_accuracy": layers / 10 + seed / 50 + (norm == "pre") / 4} for seed in range(3)]
         rows = [
             {"run": str(number), "task": "sorting", "model": "san", "seed": seed, "weights": weights, "variant": "full"}
@@ -46,8 +45,7 @@ def home(tmp_path_factory):
             for layer in range(1, layers + 1)
             for sublayer in ("weights", "attention", "mlp")
         ]
-        write_run(home / "runs" / str(number), config, seeds, residual=rows)
-    (home / "report").mkdir()
+        write_run(home / "runs" / str(number), {"model": {"layers": layers, "norm": norm}}, seeds, residual=rows)
     chosen = StudyKeys(value=["residual.effective_rank", "test_accuracy"], where=WHERE)
     check_study(chosen, find_runs(str(home / "runs")))
     lines = gather(find_runs(str(home / "runs")), home / "report", chosen=chosen)
