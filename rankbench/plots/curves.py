@@ -1,5 +1,7 @@
 """The figures of the analyses `curves` and `speed`, which compare variants by the number of layers."""
 
+from itertools import chain, count
+
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -61,7 +63,7 @@ def draw_curves(table: pd.DataFrame, published: pd.DataFrame | None = None, face
 def _numbers(variants: list[str]) -> dict[str, int]:
     """The number of each variant's colour and marker: those of ORDER keep theirs, others have what is left."""
     free = [number for number, name in enumerate(ORDER) if name not in variants]
-    others = zip((name for name in variants if name not in ORDER), [*free, *range(len(ORDER), 99)], strict=False)
+    others = zip((name for name in variants if name not in ORDER), chain(free, count(len(ORDER))), strict=False)
     return {name: number for number, name in enumerate(ORDER)} | dict(others)
 
 

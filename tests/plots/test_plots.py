@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from rankbench import plots
 from rankbench.analyses import ANALYSES
+from rankbench.plots.curves import draw_speed
 from rankbench.plots.figure import empty_figure, fit
 from rankbench.plots.marks import BELOW, FLOOR, spread
 from rankbench.plots.names import in_lines
@@ -412,27 +413,20 @@ PUBLISHED = pd.DataFrame(
 EVERYWHERE = {"length-1 paths (Paper)", "whole network (Paper)"}
 
 
-def test_published_numbers_are_drawn_beside_the_protocol_they_come_from():
-    figure = drawn("paths", paths_table(), PUBLISHED)
-    frozen, recomputed = (lines(axes) for axes in figure.axes)
-    assert not any("(" in label for label in frozen)
-    assert {label for label in recomputed if "(" in label} == EVERYWHERE
-    point = recomputed["length-1 paths (Paper)"]
-    assert (list(point.get_xdata()), list(point.get_ydata())) == ([1.0], [0.6])
-    assert list(recomputed["whole network (Paper)"].get_ydata()) == [0.98, 0.98]
-    assert set(legend_names(figure)) >= EVERYWHERE
-    assert legend_names(drawn("paths", paths_table())) == [name for name in legend_names(figure) if "(" not in name]
-
-
-def test_published_numbers_of_one_facet_are_drawn_there_alone():
+def test_published_numbers_are_drawn_beside_the_protocol_and_in_the_facet_that_they_come_from():
     both = pd.concat([paths_table(**{"task.label": label}) for label in ("position", "value")], ignore_index=True)
     figure = drawn("paths", both, PUBLISHED, "task.label")
     labels = [{label for label in lines(axes) if "(" in label} for axes in figure.axes]
     assert labels == [set(), EVERYWHERE, set(), EVERYWHERE | {"5 sampled paths (Code)"}]
-    series = lines(figure.axes[3])["5 sampled paths (Code)"]
-    assert (list(series.get_xdata()), list(series.get_ydata())) == ([0.0, 1.0], [0.35, 0.46])
-    styles = {(line.get_color(), line.get_marker(), line.get_linestyle()) for line in lines(figure.axes[3]).values()}
-    assert len(styles) == len(lines(figure.axes[3]))  # each published series can be told apart too
+    recomputed = lines(figure.axes[3])
+    assert recomputed["length-1 paths (Paper)"].get_xydata().tolist() == [[1.0, 0.6]]
+    assert recomputed["5 sampled paths (Code)"].get_xydata().tolist() == [[0.0, 0.35], [1.0, 0.46]]
+    assert list(recomputed["whole network (Paper)"].get_ydata()) == [0.98, 0.98]
+    styles = {(line.get_color(), line.get_marker(), line.get_linestyle()) for line in recomputed.values()}
+    assert len(styles) == len(recomputed)  # each published series can be told apart too
+    names = legend_names(figure)
+    assert legend_names(drawn("paths", paths_table())) == [name for name in names if "(" not in name]
+    assert set(names) >= EVERYWHERE
 
 
 def test_a_title_is_no_wider_than_its_panel():
@@ -496,6 +490,14 @@ def test_curves_of_a_task_with_classes_and_of_a_regression_share_no_axis():
         "loss (nats per token)": "linear",
         "loss (squared error)": "log",
     }
+
+
+@pytest.mark.further
+def test_any_number_of_variants_is_drawn():
+    """Variants that are none of the paper's once ran out of colours at the 100th."""
+    rows = [{"variant": f"v{n}", "layers": 1, "seed": 0, "seconds": 1.0, "seconds_dot": 2.0} for n in range(100)]
+    (axes,) = draw_speed(pd.DataFrame(rows)).axes
+    assert len(axes.get_lines()) == 100
 
 
 def test_each_network_of_a_spectrum_shows_the_first_kind_that_it_has():
