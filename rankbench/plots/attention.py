@@ -19,7 +19,6 @@ PANELS = {
 def draw_attention(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
     """Four metrics of P by layer: a point for each head, their mean as a line, a colour for each kind of weights."""
     drawn = [name for name in PANELS if name in table and not table[name].isna().all()]
-    wide = [name for name in drawn if name == "largest_logit" and is_wide(table[name][table[name] > 0])]
     figure, grid, facets = grid_of(table, facet, len(drawn), share_y="col")
     for row, (label, rows) in zip(grid, facets, strict=True):
         for axes, name in zip(row, drawn, strict=True):
@@ -35,6 +34,6 @@ def draw_attention(table: pd.DataFrame, published: pd.DataFrame | None = None, f
             whole_numbers(axes, "layer")
             axes.set_ylabel(PANELS[name][1])
     for name, axes in zip(drawn, grid[0], strict=True):
-        if name in wide:
+        if name == "largest_logit" and is_wide(table[name][table[name] > 0]):
             log_y(axes)
     return with_legend(figure, grid)

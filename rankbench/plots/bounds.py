@@ -25,9 +25,7 @@ LEAST = 10  # powers of ten that are shown above what was measured
 def draw_bounds(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
     """log10 of bounds and of the bounded numbers by layer; a bound far above all that was measured leaves its panel.
 
-    Where rounding explains the measured number, a triangle shows the rounding error, which is dotted. A column
-    for each variant and a row for each kind of weights and each facet; for a single variant, a column for each kind of
-    weights.
+    Where rounding explains the measured number, a triangle shows the rounding error, which is dotted.
     """
     across, down = ("variant", "weights") if table.variant.nunique() > 1 else ("weights", "variant")
     columns = list(dict.fromkeys(table[across]))

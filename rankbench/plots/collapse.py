@@ -21,7 +21,7 @@ def draw_collapse(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
     """The residual by layer, its logarithm on a logarithmic scale: a residual that each layer cubes is a straight line.
 
     A line for each variant; rings where a plain forward pass can measure the residual; its rounding error (the largest
-    of the variants) dotted; the theorem's bound dashed. A column for each kind of weights, a row for each facet.
+    of the variants) dotted; the theorem's bound dashed.
     """
     table = table.replace(-np.inf, np.nan)  # equal tokens cannot be drawn on this axis
     weights = list(dict.fromkeys(table.weights))

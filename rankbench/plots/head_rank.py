@@ -24,7 +24,7 @@ def draw_head_rank(table: pd.DataFrame, published: pd.DataFrame | None = None, f
     """Of regressions errors and angles of heads by their rank over the width, with a line for each number of copies and
     of points; of other tasks singular values of W_QK and W_VO, with a line for each layer, the mean of its heads.
 
-    The figure has a row for each depth. Left: errors with softmax (filled, with the best seed as a dash), with hardmax
+    A row for each depth. Left: errors with softmax (filled, with the best seed as a dash), with hardmax
     (open), and of baselines; where lower bounds apply, by the number of heads, with a line for each rank. Right: the
     median angle of W_QK to the identity, with the largest angle that the rank allows. If all heads have one rank, x is
     their number. For regression in context: left the errors by examples, right the errors after the last example by the
@@ -57,10 +57,7 @@ def draw_head_rank(table: pd.DataFrame, published: pd.DataFrame | None = None, f
 
 
 def _spectra(heads: pd.DataFrame, weights: str, facet: str | None) -> Figure:
-    """Singular values by their index, a line for each layer: the mean over heads, then geometric mean over seeds.
-
-    Singular values that are no more than rounding are left out.
-    """
+    """Singular values above rounding by their index: of each layer the mean over heads, then geometric over seeds."""
     numbers = [name for name in heads if name.startswith("sigma_")]
     kinds = [*([facet] if facet else []), "task", "model", "layers", "heads", "rank"]
     axes_of_head = ["run", "seed", "kind", "layer", "head", "matrix", "numerical_rank"]

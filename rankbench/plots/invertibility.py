@@ -16,10 +16,9 @@ SMALLEST = np.finfo(float).eps  # smaller errors, which are rounding, are drawn 
 def draw_invertibility(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
     """Largest reconstruction error by iteration, a colour for each c, dashes for tokens and widths where they vary.
 
-    A column for each range of inputs, a row for each kind of attention (and of weights) and each facet. Where there are
-    more pairs of tokens and width than dashes, also a row for each number of tokens and a column for each width. For a
-    model with several layers the worst layer is drawn. A line ends with a mark where rounding is all that is left, and
-    continues after such a mark if the error grows again.
+    Where there are more pairs of tokens and width than dashes, these have rows and columns of panels. For a model with
+    several layers the worst layer is drawn. A line ends with a mark where rounding is all that is left, and continues
+    after such a mark if the error grows again.
     """
     table = table[table.part == "attention"]
     coefficients = sorted(table.coefficient.unique())

@@ -7,9 +7,9 @@ one by one behind it; more seeds are drawn as a band, the 95 % interval of the m
 from collections.abc import Iterable, Sized
 from typing import Any
 
-import matplotlib
 import numpy as np
 import pandas as pd
+from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -34,12 +34,10 @@ LINE, LINES = 0.145 / 7, 3  # inches for each point: height of a legend's line; 
 
 def line(axes: Axes, rows: pd.DataFrame, x: str, value: str, label: str, number: int, **means: Any) -> None:
     """Draw `mean_line` in the style of a series. number: index of the series in the panel."""
-    style: dict[str, Any] = {"marker": marker_of(number), "linestyle": dashes_of(number)}
-    # an equal line that is drawn later lies on top of a wider one
-    width = WIDEST - NARROWER * (number % WIDTHS)
-    style["linewidth"] = width * matplotlib.rcParams["lines.linewidth"]
-    style["markersize"] = width * matplotlib.rcParams["lines.markersize"]
-    mean_line(axes, rows, x, value, colour_of(number), label=label, **style, **means)
+    width = WIDEST - NARROWER * (number % WIDTHS)  # an equal line that is drawn later lies on top of a wider one
+    style: dict[str, Any] = {"label": label, "marker": marker_of(number), "linestyle": dashes_of(number)}
+    style |= {"linewidth": width * rcParams["lines.linewidth"], "markersize": width * rcParams["lines.markersize"]}
+    mean_line(axes, rows, x, value, colour_of(number), **style, **means)
 
 
 def mean_line(
@@ -70,10 +68,7 @@ def mean_line(
 
 
 def marks_apart(x_values: Sized) -> float | None:
-    """Distance of the marks on a line over these values of x, in the panel's diagonals; None: all are drawn.
-
-    Marks of many points would lie upon each other.
-    """
+    """Distance in the panel's diagonals of marks that would lie upon each other at these x; None: all are drawn."""
     return APART if len(x_values) > FEW_POINTS else None
 
 
@@ -117,10 +112,7 @@ def floor(axes: Axes, floors: pd.Series) -> None:
 
 
 def level(axes: Axes, rows: pd.DataFrame, column: str, label: str, colour: str, dashes: str | tuple) -> None:
-    """Draw a horizontal line at a measured baseline, with its spread; nothing if it was not measured.
-
-    dashes: a line style of matplotlib.
-    """
+    """Draw a horizontal line at a measured baseline, with its spread; nothing if it was not measured."""
     if column not in rows or rows[column].isna().all():
         return
     per_seed = rows.groupby("seed")[column].mean().dropna()

@@ -52,11 +52,9 @@ def with_lines_of_views(last: pd.DataFrame) -> pd.DataFrame:
     nowhere apart from that of all tokens, which has the variant's name alone."""
     if "view" not in last:
         return last.assign(line=last.variant.map(in_words))
-    apart = {tuple(row) for row in views_apart(last)[["variant", "view"]].itertuples(index=False)}
-    is_drawn = [
-        view == "all" or (variant, view) in apart for variant, view in zip(last.variant, last.view, strict=True)
-    ]
-    last = last[is_drawn if "all" in set(last.view) else [True] * len(last)]
+    if (last.view == "all").any():
+        lines, apart = (pd.MultiIndex.from_frame(rows[["variant", "view"]]) for rows in (last, views_apart(last)))
+        last = last[(last.view == "all") | lines.isin(apart)]
     views = last.view.map(lambda name: "" if name == "all" else f", {in_words(name)}")
     return last.assign(line=last.variant.map(in_words) + views)
 

@@ -71,10 +71,9 @@ def draw_metrics(table: pd.DataFrame, facet: str | None = None) -> Figure:
 def draw_dynamics(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
     """Each metric against training steps, a line for every layer (of many layers a few, with the first and the last).
 
-    A column for each metric, with one axis, which is logarithmic where residuals, norms or logits span orders; a row
-    for each facet, or a line if the networks have one layer. A layer's state is its output; metrics of heads are means
-    over the heads. A residual below its rounding error is drawn at that error and marked, and so are other metrics of
-    it.
+    The axis of a metric is logarithmic where residuals, norms or logits span orders. Of networks with one layer each
+    facet is a line, not a row. A layer's state is its output; metrics of heads are means over the heads. A residual
+    below its rounding error is drawn at that error and marked, and so are other metrics of it.
     """
     metrics = [
         name for name in table if name not in (*AXES, *FLOORS, facet) and pd.api.types.is_numeric_dtype(table[name])
