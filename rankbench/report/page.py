@@ -90,11 +90,7 @@ def _named(names: Iterable[str], most: int = 3) -> str:
 
 def _run(name: str, run_folder: Path, status: str, values: dict[str, str], seeds: pd.DataFrame, folder: Path) -> dict:
     rows_of_run = seeds[seeds.run.astype(str) == name]
-    means = {
-        column: float(rows_of_run[column].mean())
-        for column in ("test_accuracy", "test_loss")
-        if column in rows_of_run and rows_of_run[column].notna().any()
-    }
+    means = rows_of_run.reindex(columns=["test_accuracy", "test_loss"]).apply(pd.Series.mean).dropna().to_dict()
     return {
         "name": name,
         "link": link_to(run_folder, folder),

@@ -123,14 +123,10 @@ def across_presets(verdicts: list[dict[str, Any]]) -> list[dict[str, Any]]:
         else row
         for row in verdicts
     ]
-    statements = [
-        statement
-        | {
-            "presets": ", ".join(dict.fromkeys(row["preset"] for row in statement["settings"])),
-            "scale": ", ".join(dict.fromkeys(row["scale"] for row in statement["settings"])),
-        }
-        for statement in with_holm(statements_of(settings))
-    ]
+    statements = with_holm(statements_of(settings))
+    for statement in statements:
+        for name, of_setting in (("presets", "preset"), ("scale", "scale")):
+            statement[name] = ", ".join(dict.fromkeys(row[of_setting] for row in statement["settings"]))
     position = {paper: number for number, paper in enumerate(PAPERS)}
     return sorted(statements, key=lambda row: (row["kind"] == "check", position.get(row["paper"], len(position))))
 
