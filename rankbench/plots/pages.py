@@ -108,8 +108,7 @@ def _split(table: pd.DataFrame, panels: list[str], most_panels: int, kept: tuple
         return
     combinations = table[panels].drop_duplicates()
     if len(panels) > 1:  # the first key's values stay together
-        ranks = {key: {value: rank for rank, value in enumerate(dict.fromkeys(table[key]))} for key in panels}
-        combinations = combinations.sort_values(panels, key=lambda column: column.map(ranks[column.name]))
+        combinations = combinations.sort_values(panels, key=lambda keys: pd.factorize(keys, use_na_sentinel=False)[0])
     if len(combinations) <= most_panels and most_panels > 1:
         yield Page(_with_facet(table, panels, combinations), panels[0], "")
     elif most_panels == 1 or not (unique := [key for key in panels if combinations[key].is_unique]):
@@ -147,9 +146,8 @@ def _with_facet(table: pd.DataFrame, panels: list[str], combinations: pd.DataFra
     """Give the table one facet for all keys of the panels, with its rows in the order of the combinations."""
     if len(panels) == 1:
         return table
-    order = {values: number for number, values in enumerate(combinations.itertuples(index=False, name=None))}
-    numbers = [order[values] for values in table[panels].itertuples(index=False, name=None)]
-    return one_facet(table.iloc[np.argsort(numbers, kind="stable")], panels)
+    rows, order = (pd.MultiIndex.from_frame(part) for part in (table[panels], combinations))
+    return one_facet(table.iloc[np.argsort(order.get_indexer(rows), kind="stable")], panels)
 
 
 def joined(*parts: str) -> str:
