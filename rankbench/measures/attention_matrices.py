@@ -8,7 +8,6 @@ Shapes: B batch, H head, N query token, M key token.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,19 +15,12 @@ from torch import Tensor
 from rankbench.measures.norms import Spectrum, composite_norm, residual_matrix
 from rankbench.measures.states import STATE_FLOORS, check_floats, floor_columns, per_kind
 
+ATTENTION_METRICS = ["attention_entropy", "attention_stable_rank", "attention_effective_rank"]
+ATTENTION_METRICS += ["attention_relative_residual", "attention_gap_eigenvalue", "attention_gap_singular"]
 # Error of a row's sum up to which it counts as 1: a softmax computed in bfloat16 has 8 bits.
 SUM_ERROR = 0.01
 ATTENTION_FLOORS = [f"attention_{name}" for name in STATE_FLOORS]
-
-
-@dataclass(frozen=True)
-class AttentionMatrices:
-    """A batch of attention matrices with the singular value decomposition that its metrics share."""
-
-    p_BHNM: Tensor
-    visible_NM: Tensor | None  # which keys each query sees; None: all
-    relative_residual_BH: Tensor  # ||P - 1 q^T|| / ||P|| in the composite norm, q the mean row; 0 if all attend alike
-    spectrum: Spectrum
+Rows = Tensor | slice
 
 
 def shares(p_BHNM: Tensor) -> Tensor:
@@ -54,13 +46,12 @@ def mean_of_rows(x: Tensor, p_BHNM: Tensor) -> Tensor:
     return x.mean(-1) if reads.all() else x.where(reads, math.nan).nanmean(-1)
 
 
-def _entropy(matrices: AttentionMatrices) -> Tensor:
+def _entropy(p_BHNM: Tensor, visible_NM: Tensor | None) -> Tensor:
     """Row entropy (nats) over log of the number of visible keys, its maximum; mean over rows, in [0, 1].
 
     1 for uniform attention over the visible keys, whatever the mask; 0 for attention to one key. A row that sees one
     key is left out: its entropy 0 is also its maximum log 1. nan if no query sees two keys.
     """
-    p_BHNM, visible_NM = matrices.p_BHNM, matrices.visible_NM
     entropy_BHN = torch.special.entr(p_BHNM).sum(-1)
     if visible_NM is None:
         visible_NM = p_BHNM.new_ones(p_BHNM.shape[-2:], dtype=torch.bool)
@@ -125,21 +116,6 @@ def _eigenvalue_moduli(p_BHNM: Tensor) -> Tensor:
         return torch.stack(moduli).view(p_BHNM.shape[:-1])
 
 
-# Column name -> formula, shape (B, H).
-ATTENTION_METRICS: dict[str, Callable[[AttentionMatrices], Tensor]] = {
-    "attention_entropy": _entropy,
-    "attention_stable_rank": lambda matrices: matrices.spectrum.stable_rank,
-    "attention_effective_rank": lambda matrices: matrices.spectrum.effective_rank,
-    "attention_relative_residual": lambda matrices: matrices.relative_residual_BH,
-    "attention_gap_eigenvalue": lambda matrices: spectral_gap(matrices.p_BHNM),  # Levin et al. 2009, ch. 12
-    # s_1 - s_2; s_1 if there is no s_2. s_1 itself can exceed 1.
-    "attention_gap_singular": lambda matrices: matrices.spectrum.largest * (1 - matrices.spectrum.second),
-}
-Rows = Tensor | slice
-# The others are defined for any matrix. Without shares, s_1 - s_2 would measure how much is read.
-OF_SHARES = ("attention_entropy", "attention_gap_eigenvalue", "attention_gap_singular")
-
-
 def attention_metrics(
     p_BHNM: Tensor,
     visible_NM: Tensor | None = None,
@@ -154,16 +130,12 @@ def attention_metrics(
     counted_BN: queries over whose rows metrics are taken; None: all. attention_gap_eigenvalue needs a square P and
     takes all rows. floor_BH: the error of each P's residual (rankbench.measures.rounding.floor_of_weights), for the
     columns ATTENTION_FLOORS. stochastic: whether rows are probabilities; if not, all this is about the shares of P, and
-    the metrics OF_SHARES are nan where it has none.
+    entropy and gaps are nan where it has none.
     """
 
     def of_queries(rows: Rows, length: int, queries: Rows) -> dict[str, Tensor]:
-        square_BHNM = p_BHNM[rows][..., :length, :length]
         seen_NM = None if visible_NM is None else visible_NM[:length, :length][queries]
-        values = _values(square_BHNM[..., queries, :], seen_NM, stochastic)
-        if isinstance(queries, Tensor):
-            values["attention_gap_eigenvalue"] = gap_eigenvalue(square_BHNM, stochastic)
-        return values
+        return _values(p_BHNM[rows][..., :length, :length], queries, seen_NM, stochastic)
 
     values = per_queries(of_queries, p_BHNM.shape[-1], lengths_B, counted_BN)
     residual_BH, size_BH = values.pop("residual"), values.pop("size")
@@ -201,13 +173,22 @@ def per_queries(
     return per_kind(of_kind, torch.cat([lengths_B[:, None], counted_BN.long()], dim=1))
 
 
-def _values(p_BHNM: Tensor, visible_NM: Tensor | None, stochastic: bool) -> dict[str, Tensor]:
+def _values(square_BHNM: Tensor, queries: Rows, visible_NM: Tensor | None, stochastic: bool) -> dict[str, Tensor]:
+    p_BHNM = square_BHNM[..., queries, :]
     check_floats("p_BHNM", p_BHNM, ("B", "H", "N", "M"))
     shares_BHNM = p_BHNM if stochastic else shares(p_BHNM)
     residual_BH, size_BH = composite_norm(residual_matrix(shares_BHNM)), composite_norm(shares_BHNM)
-    matrices = AttentionMatrices(shares_BHNM, visible_NM, residual_BH / size_BH, Spectrum.of(shares_BHNM))
-    values = {name: formula(matrices) for name, formula in ATTENTION_METRICS.items()}
+    spectrum = Spectrum.of(shares_BHNM)
+    values = {
+        "attention_entropy": _entropy(shares_BHNM, visible_NM),
+        "attention_stable_rank": spectrum.stable_rank,
+        "attention_effective_rank": spectrum.effective_rank,
+        "attention_relative_residual": residual_BH / size_BH,  # 0 if all queries attend alike
+        "attention_gap_eigenvalue": gap_eigenvalue(square_BHNM, stochastic),  # Levin et al. 2009, ch. 12
+        # s_1 - s_2; s_1 if there is no s_2. s_1 itself can exceed 1. Without shares it would measure how much is read.
+        "attention_gap_singular": spectrum.largest * (1 - spectrum.second),
+    }
     if not stochastic:
-        values |= {name: values[name].masked_fill(is_signed(p_BHNM), math.nan) for name in OF_SHARES}
-        values["attention_gap_eigenvalue"].masked_fill_(~is_chain(p_BHNM), math.nan)
+        for name in ("attention_entropy", "attention_gap_singular"):  # the others are defined for any matrix
+            values[name] = values[name].masked_fill(is_signed(p_BHNM), math.nan)
     return values | {"residual": residual_BH, "size": size_BH}
