@@ -258,8 +258,8 @@ def _sizes(x_BND: Tensor) -> dict[str, Tensor]:
 
 def _followed(state: ResidualState, seen: Callable[[Tensor], Tensor], kept_B: Tensor | None) -> dict[str, np.ndarray]:
     """log10 of the sizes, -inf for equal tokens. Rounding hides nothing: all others are clear, noise_floor is nan."""
-    log10_scale_B = (state.log_scale_B / dong_theory.LN10).cpu().numpy()
-    sizes = per_length(_sizes, seen(state.unit_BND), kept_B)
+    log10_scale_B = (state.rows.log_B / dong_theory.LN10).cpu().numpy()
+    sizes = per_length(_sizes, seen(state.rows.matrix_BND), kept_B)
     differ_B = log10_scale_B > -np.inf
     logs = {name: np.where(differ_B, _log10(size_B) + log10_scale_B, -np.inf) for name, size_B in sizes.items()}
     floors = {"below_floor": np.zeros_like(differ_B), "noise_floor": np.full(len(differ_B), np.nan)}

@@ -90,7 +90,7 @@ def _rows(network: Network, inputs: Tensor, generator: torch.Generator) -> Itera
         # A residual that is measured for equal tokens is rounding, not a disagreement.
         clear_B = differ_B & (residual_B > ABOVE_FLOOR * floor_B)
         below_B = (residual_B <= floor_B)[differ_B]
-        is_zero_B = state.log_mean_B <= error_B
+        is_zero_B = state.mean.log_B <= error_B
         relative_B = log_B - coordinates.log_size(state, counted_BN, is_zero_B) / LN10
         relative = _moments("log10_relative_residual", relative_B[differ_B])
         now = relative["log10_relative_residual"]

@@ -3,7 +3,7 @@
 Attention alone shrinks the residual doubly exponentially (Dong et al. 2021, Theorem 2.2): after a few layers it is
 less than the rounding of the tokens, and no forward pass shows it. So the tokens are held as
 
-    x_i = exp(log_mean) direction + exp(log_scale) unit_i,    sum_i unit_i = 0,  largest |direction| and |unit| 1,
+    x_i = exp(l) m + exp(l') r_i,    sum_i r_i = 0,    the largest entries of m and of all r_i of size 1,
 
 and every part of the network is written as a map of these (rankbench.measures.residual_propagation), without a
 difference of nearly equal numbers: float64 then follows a residual of 1e-1000000 as exactly as one of 1. Every formula
@@ -29,36 +29,29 @@ from rankbench.measures.norms import composite_norm
 
 
 class ScaledMatrix(NamedTuple):
-    """exp(log) times a matrix whose largest entry is 1, for each sequence; a matrix of zeros has log -inf."""
+    """exp(log) times a matrix whose largest entry is 1, for each sequence; a matrix of zeros has log -inf.
+
+    -inf also stands for a logarithm that float64 cannot hold, after some 640 cubings.
+    """
 
     log_B: Tensor  # natural
     matrix_BND: Tensor
 
+    @property
+    def value_BND(self) -> Tensor:
+        """The matrix itself, as far as float64 holds it."""
+        return self.log_B.exp()[:, None, None] * self.matrix_BND
+
+    def by(self, factor: float) -> "ScaledMatrix":
+        """The matrix times a number, in the same scale."""
+        return ScaledMatrix(self.log_B, factor * self.matrix_BND)
+
 
 class ResidualState(NamedTuple):
-    """Tokens mean + exp(log_scale) unit, the mean itself exp(log_mean) direction; natural logarithms.
+    """Tokens mean + rows. Absent tokens of a padded batch have rows of zero and enter no mean."""
 
-    Equal tokens have log_scale -inf and unit 0, a mean of zero likewise; -inf also stands for a logarithm that float64
-    cannot hold, after some 640 cubings. Absent tokens of a padded batch have unit 0 and enter no mean.
-    """
-
-    log_mean_B: Tensor
-    direction_BD: Tensor
-    log_scale_B: Tensor
-    unit_BND: Tensor
-
-    @classmethod
-    def of(cls, mean: ScaledMatrix, rows: ScaledMatrix) -> "ResidualState":
-        return cls(mean.log_B, mean.matrix_BND[:, 0], *rows)
-
-    @property
-    def mean(self) -> ScaledMatrix:
-        return ScaledMatrix(self.log_mean_B, self.direction_BD[:, None])
-
-    @property
-    def mean_BD(self) -> Tensor:
-        """The mean token itself, as far as float64 holds it."""
-        return self.log_mean_B.exp()[:, None] * self.direction_BD
+    mean: ScaledMatrix  # (B, 1, D)
+    rows: ScaledMatrix  # of mean zero
 
 
 def residual_coordinates(x_BND: Tensor, present_BN: Tensor | None = None) -> ResidualState:
@@ -66,13 +59,12 @@ def residual_coordinates(x_BND: Tensor, present_BN: Tensor | None = None) -> Res
     present_BN1 = None if present_BN is None else present_BN[..., None]
     mean = scaled(_mean(x_BND if present_BN1 is None else torch.where(present_BN1, x_BND, 0), present_BN1))
     # as differences from the first token, so that equal tokens have residual 0 and not the rounding of their mean
-    rows = recentred(mean, x_BND.new_zeros(len(x_BND)), x_BND - x_BND[:, :1], present_BN)
-    return ResidualState.of(mean, ScaledMatrix(rows.log_scale_B, rows.unit_BND))
+    return ResidualState(mean, recentred(mean, x_BND.new_zeros(len(x_BND)), x_BND - x_BND[:, :1], present_BN).rows)
 
 
 def tokens(state: ResidualState) -> Tensor:
     """The tokens X themselves, (B, N, D), as far as float64 holds them; absent ones are meaningless."""
-    return state.mean_BD[:, None] + state.log_scale_B.exp()[:, None, None] * state.unit_BND
+    return state.mean.value_BND + state.rows.value_BND
 
 
 def log_residual(state: ResidualState, counted_BN: Tensor | None = None) -> Tensor:
@@ -80,12 +72,12 @@ def log_residual(state: ResidualState, counted_BN: Tensor | None = None) -> Tens
 
     counted_BN: the tokens that R covers, about their own mean; None: all present tokens.
     """
-    unit_BND = state.unit_BND
+    unit_BND = state.rows.matrix_BND
     if counted_BN is not None:
         kept_BN1 = counted_BN[..., None]
         mean_B1D = (unit_BND * kept_BN1).sum(1, keepdim=True) / kept_BN1.sum(1, keepdim=True)
         unit_BND = (unit_BND - mean_B1D) * kept_BN1
-    return state.log_scale_B + composite_norm(unit_BND).log()
+    return state.rows.log_B + composite_norm(unit_BND).log()
 
 
 def log_size(state: ResidualState, counted_BN: Tensor | None = None, without_mean_B: Tensor | None = None) -> Tensor:
@@ -96,9 +88,8 @@ def log_size(state: ResidualState, counted_BN: Tensor | None = None, without_mea
     def log_norm_B(x: ScaledMatrix) -> Tensor:
         return x.log_B + composite_norm(x.matrix_BND * kept_BN1).log()
 
-    rows = ScaledMatrix(state.log_scale_B, state.unit_BND)
-    size_B = log_norm_B(scaled_sum(state.mean, rows))
-    return size_B if without_mean_B is None else torch.where(without_mean_B, log_norm_B(rows), size_B)
+    size_B = log_norm_B(scaled_sum(state.mean, state.rows))
+    return size_B if without_mean_B is None else torch.where(without_mean_B, log_norm_B(state.rows), size_B)
 
 
 def _mean(x_BND: Tensor, present_BN1: Tensor | None) -> Tensor:
@@ -122,7 +113,7 @@ def recentred(mean: ScaledMatrix, log_scale_B: Tensor, rows_BND: Tensor, present
         present_BN1 = present_BN[..., None]
         average_B1D = torch.where(present_BN1, rows_BND, 0).sum(1, keepdim=True) / present_BN1.sum(1, keepdim=True)
         rows_BND = torch.where(present_BN1, rows_BND - average_B1D, 0)
-    return ResidualState.of(scaled_sum(mean, ScaledMatrix(log_scale_B, average_B1D)), scaled(rows_BND, log_scale_B))
+    return ResidualState(scaled_sum(mean, ScaledMatrix(log_scale_B, average_B1D)), scaled(rows_BND, log_scale_B))
 
 
 def scaled(x_BND: Tensor, log_B: Tensor | float = 0.0) -> ScaledMatrix:

@@ -48,7 +48,7 @@ def propagate(network: Network, inputs: Tensor) -> list[ResidualState]:
     with torch.no_grad():
         states = _through_layers(network, residual_coordinates(network.embed(inputs), present_BN), present_BN)
     for number, state in enumerate(states):
-        if not state.mean_BD.isfinite().all() or state.log_scale_B.isnan().any():
+        if not state.mean.value_BND.isfinite().all() or state.rows.log_B.isnan().any():
             raise ConfigError(
                 f"model.layers={network.num_layers}: the tokens overflow float64 in layer {number}; "
                 "use fewer layers, a lower model.init_gain, or a norm"
@@ -76,7 +76,7 @@ def mean_errors(
     rounding cannot have made these means. generator: on the CPU.
     """
     present_BN = network.present(inputs)
-    means_LB = torch.stack([state.log_mean_B for state in states])
+    means_LB = torch.stack([state.mean.log_B for state in states])
     sizes_LB = torch.stack([log_size(state, present_BN) for state in states])
     errors_LB = torch.full_like(means_LB, -math.inf)
     doubtful = (means_LB <= sizes_LB.amax(0) + math.log(DOUBTFUL)).any(0).nonzero()[:, 0]
@@ -91,7 +91,7 @@ def mean_errors(
     with rounded:
         perturbed = _through_layers(network, start, present_BN)
     for errors_B, state, perturbed_state in zip(errors_LB, states, perturbed, strict=True):
-        minus_mean = ScaledMatrix(state.log_mean_B[copies], -state.direction_BD[copies, None])
+        minus_mean = ScaledMatrix(state.mean.log_B[copies], -state.mean.matrix_BND[copies])
         change_B = scaled_sum(perturbed_state.mean, minus_mean).log_B
         errors_B[doubtful] = change_B.unflatten(0, (MEAN_PASSES, -1)).amax(0) + math.log(MARGIN)
     return list(errors_LB)
@@ -153,9 +153,8 @@ def through_sublayer(state: ResidualState, sublayer: AnySublayer, present_BN: Te
 
 def weighted_sum(a: float, x: ResidualState, b: float, y: ResidualState) -> ResidualState:
     """a X + b Y."""
-    rows = scaled_sum(ScaledMatrix(x.log_scale_B, a * x.unit_BND), ScaledMatrix(y.log_scale_B, b * y.unit_BND))
-    mean = scaled_sum(*(ScaledMatrix(z.mean.log_B, c * z.mean.matrix_BND) for c, z in ((a, x), (b, y))))
-    return ResidualState.of(mean, rows)
+    rows = scaled_sum(x.rows.by(a), y.rows.by(b))
+    return ResidualState(scaled_sum(x.mean.by(a), y.mean.by(b)), rows)
 
 
 def attention(state: ResidualState, module: Heads, present_BN: Tensor | None = None) -> ResidualState:
@@ -183,20 +182,20 @@ def attention(state: ResidualState, module: Heads, present_BN: Tensor | None = N
     """
     w = module.maps_as_applied()
     w = w._replace(w_o_HKD=module.mix["attention"] * w.w_o_HKD)
-    mean_BD, log_B, unit_BND = state.mean_BD, state.log_scale_B, state.unit_BND
+    mean_B11D, (log_B, unit_BND) = state.mean.value_BND[:, None], state.rows
     scale_B111, factor = log_B.exp()[:, None, None, None], module.head_width**-0.5 / module.temperature
     seen = _seen(module, present_BN, unit_BND)
     unit_B1ND = unit_BND[:, None]
     key_BHMK, value_BHMK = unit_B1ND @ w.w_k_HDK, unit_B1ND @ w.w_v_HDK
-    query_BH1K = mean_BD[:, None, None] @ w.w_q_HDK + w.b_q_HK[:, None]
+    query_BH1K = mean_B11D @ w.w_q_HDK + w.b_q_HK[:, None]
     if module.is_l2:
-        query_BH1K = query_BH1K - (mean_BD[:, None, None] @ w.w_k_HDK + w.b_k_HK[:, None])
+        query_BH1K = query_BH1K - (mean_B11D @ w.w_k_HDK + w.b_k_HK[:, None])
         factor = 2 * factor
     r_BH1M = scale_B111 * factor * (query_BH1K @ key_BHMK.mT)  # one row: the same for all queries
     if module.is_l2:
         r_BH1M = r_BH1M - scale_B111.square() * factor / 2 * key_BHMK.square().sum(-1)[..., None, :]
-    r_BHNM = _hidden(r_BH1M, seen, -math.inf)
-    e_BHNM = _hidden(factor * (unit_B1ND @ w.w_q_HDK) @ key_BHMK.mT, seen, 0.0)
+    r_BHNM = torch.where(seen, r_BH1M, -math.inf)
+    e_BHNM = torch.where(seen, factor * (unit_B1ND @ w.w_q_HDK) @ key_BHMK.mT, 0.0)
     far_B111 = (scale_B111.square() * e_BHNM).abs().amax((1, 2, 3), keepdim=True) > 0.5
     q_BHNM = (r_BHNM + torch.where(far_B111, scale_B111.square() * e_BHNM, 0)).softmax(-1)
     log_change_B, change_BHNM = _change_of_softmax(q_BHNM, 2 * log_B, e_BHNM)
@@ -206,7 +205,7 @@ def attention(state: ResidualState, module: Heads, present_BN: Tensor | None = N
         return (x_BHNK @ w.w_o_HKD).sum(1)
 
     constant = scaled((joined(w.b_v_HK[None, :, None]) + w.b_o_D).expand_as(state.mean.matrix_BND))
-    mean = scaled_sum(ScaledMatrix(state.log_mean_B, joined(state.direction_BD[:, None, None] @ w.w_v_HDK)), constant)
+    mean = scaled_sum(ScaledMatrix(state.mean.log_B, joined(state.mean.matrix_BND[:, None] @ w.w_v_HDK)), constant)
     shift = ScaledMatrix(log_B, joined(_excess_over_uniform(r_BHNM[:, :, :1]) @ value_BHMK))
     most_BH11 = q_BHNM.mean(-2, keepdim=True).argmax(-1, keepdim=True)
     reference_BH1K = value_BHMK.take_along_dim(most_BH11, -2)
@@ -215,9 +214,9 @@ def attention(state: ResidualState, module: Heads, present_BN: Tensor | None = N
     moved = recentred(scaled_sum(mean, ScaledMatrix(log_B, joined(reference_BH1K))), log_B, first_order_BND, present_BN)
     same_B = _all_see_the_same(seen, present_BN, unit_BND) & ~far_B111[:, 0, 0, 0]
     mean = _either(same_B, scaled_sum(mean, shift), moved.mean)
-    first_order_BND = torch.where(same_B[:, None, None], 0.0, moved.unit_BND)  # rounding, where it is exactly zero
+    first_order_BND = torch.where(same_B[:, None, None], 0.0, moved.rows.matrix_BND)  # rounding, where it is zero
     third_order = ScaledMatrix(log_B + log_change_B, third_order_BND)
-    rows = scaled_sum(ScaledMatrix(moved.log_scale_B, first_order_BND), third_order)
+    rows = scaled_sum(ScaledMatrix(moved.rows.log_B, first_order_BND), third_order)
     return recentred(mean, *rows, present_BN)
 
 
@@ -256,22 +255,16 @@ def _change_of_softmax(q_BHNM: Tensor, log_B: Tensor, e_BHNM: Tensor) -> tuple[T
     return log_B, torch.where(small_BHNM.abs().amax(-1, keepdim=True) < 1e-17, limit_BHNM, exact_BHNM)
 
 
-def _seen(module: Heads, present_BN: Tensor | None, unit_BND: Tensor) -> Tensor | None:
-    """Mask of the keys that each query sees, (B or 1, 1, N or 1, M); None if it sees all of them."""
+def _seen(module: Heads, present_BN: Tensor | None, unit_BND: Tensor) -> Tensor:
+    """Mask of the keys that each query sees, (B or 1, 1, N or 1, M)."""
     seen = module.seen(present_BN, unit_BND.shape[1], unit_BND.device)
     if seen is None:
-        return None
+        return unit_BND.new_ones(1, 1, 1, unit_BND.shape[1], dtype=torch.bool)
     return seen[:, None] if seen.dim() == 3 else seen[None, None]
 
 
-def _hidden(x_BHNM: Tensor, seen: Tensor | None, value: float) -> Tensor:
-    return x_BHNM if seen is None else torch.where(seen, x_BHNM, value)
-
-
-def _all_see_the_same(seen: Tensor | None, present_BN: Tensor | None, unit_BND: Tensor) -> Tensor:
+def _all_see_the_same(seen: Tensor, present_BN: Tensor | None, unit_BND: Tensor) -> Tensor:
     """Whether all tokens of a sequence see the same keys, (B,) bool."""
-    if seen is None:
-        return torch.ones(len(unit_BND), dtype=torch.bool, device=unit_BND.device)
     alike_BN = (seen == seen[:, :, :1]).all(-1)[:, 0]
     if present_BN is not None:
         alike_BN = alike_BN | ~present_BN
@@ -288,8 +281,8 @@ def norm(state: ResidualState, module: Norm, present_BN: Tensor | None = None) -
 
     times the learned scale. Digits are lost only as far as all of R points along c, which a norm removes.
     """
-    scale_B11 = state.log_scale_B.exp()[:, None, None]
-    c_B1D, d_BND = state.mean_BD[:, None], state.unit_BND
+    scale_B11 = state.rows.log_B.exp()[:, None, None]
+    c_B1D, d_BND = state.mean.value_BND, state.rows.matrix_BND
     if module.kind == "layernorm":
         c_B1D, d_BND = (x - x.mean(-1, keepdim=True) for x in (c_B1D, d_BND))
     s_B11, moved_BN1 = (module.scale(x).reciprocal() for x in (c_B1D, c_B1D + scale_B11 * d_BND))
@@ -301,20 +294,20 @@ def norm(state: ResidualState, module: Norm, present_BN: Tensor | None = None) -
     direction_B1D = direction_B1D / s_B11
     gain = module.factor if module.weight is None else module.factor * module.weight
     rows_BND, direction_B1D = rows_BND * gain, direction_B1D * gain
-    mean = ScaledMatrix(state.log_mean_B, direction_B1D)
+    mean = ScaledMatrix(state.mean.log_B, direction_B1D)
     if module.shift is not None:
         mean = scaled_sum(mean, scaled(module.factor * module.shift.expand_as(direction_B1D)))
-    return recentred(mean, state.log_scale_B, rows_BND, present_BN)
+    return recentred(mean, state.rows.log_B, rows_BND, present_BN)
 
 
 def mlp(state: ResidualState, module: MLP, present_BN: Tensor | None = None) -> ResidualState:
     """The MLP of each token: how its hidden units differ from the mean token's, then the second linear map."""
     log_z_B, z_B1F = z = times(state.mean, module.up.weight, module.up.bias)
-    d_BNF, log_z_B11 = state.unit_BND @ module.up.weight.T, log_z_B[:, None, None]
-    rows_BNF = CHANGES[module.activation_name](z_B1F, state.log_scale_B[:, None, None], d_BNF, log_z_B11)
+    d_BNF, log_z_B11 = state.rows.matrix_BND @ module.up.weight.T, log_z_B[:, None, None]
+    rows_BNF = CHANGES[module.activation_name](z_B1F, state.rows.log_B[:, None, None], d_BNF, log_z_B11)
     gated = z._replace(matrix_BND=module.gate(log_z_B11.exp() * z_B1F) * z_B1F)  # activation(z), however small z is
     mean = times(gated, module.down.weight, module.down.bias)
-    return recentred(mean, state.log_scale_B, rows_BNF @ module.down.weight.T, present_BN)
+    return recentred(mean, state.rows.log_B, rows_BNF @ module.down.weight.T, present_BN)
 
 
 def _smooth_change(name: str, z: Tensor, log_scale: Tensor, d: Tensor, log_z: Tensor | float = 0.0) -> Tensor:

@@ -165,8 +165,8 @@ def assert_same_as_exact(model, inputs, digits, lowest):
         for state, (log, direction) in zip(states, wanted, strict=True):
             # rounding of a layer is cubed by those behind it, as the residual is: relative to the logarithm it stays
             assert log_residual(state)[b].item() == pytest.approx(log, rel=1e-11, abs=1e-11)
-            np.testing.assert_allclose(state.unit_BND[b, :count].numpy(), direction, rtol=0, atol=1e-9)
-            assert (state.unit_BND[b, count:] == 0).all()
+            np.testing.assert_allclose(state.rows.matrix_BND[b, :count].numpy(), direction, rtol=0, atol=1e-9)
+            assert (state.rows.matrix_BND[b, count:] == 0).all()
 
 
 INPUTS = torch.tensor([[0, 3, 5, 6], [2, 2, 1, 4]])
@@ -226,8 +226,8 @@ def relative_residual_and_doubt(model, inputs):
     states = propagate(model, inputs)
     errors = mean_errors(model, inputs, states, torch.Generator().manual_seed(0))
     for state, error_B in zip(states, errors, strict=True):
-        is_zero_B = state.log_mean_B <= error_B
-        doubt_B = (error_B - state.log_mean_B).exp()
+        is_zero_B = state.mean.log_B <= error_B
+        doubt_B = (error_B - state.mean.log_B).exp()
         yield log_residual(state) - log_size(state, model.present(inputs), is_zero_B), is_zero_B, doubt_B
 
 
@@ -288,20 +288,20 @@ def test_a_mean_may_be_smaller_than_float64_can_hold(network):
     for block in model.blocks:
         block.attention.out.weight.mul_(1e-16)
     states, got = propagate(model, INPUTS), list(relative_residual_and_doubt(model, INPUTS))
-    means = torch.stack([state.log_mean_B for state in states])
+    means = torch.stack([state.mean.log_B for state in states])
     # the residual behind the first layer is 1e-16, and what it adds to the mean 1e-32 of it and less
     torch.testing.assert_close(means[2:] - means[2], -16 * LN10 * torch.arange(24.0).double()[:, None].expand(-1, 2))
-    assert (states[-1].mean_BD == 0).all() and (means[-1] < -390 * LN10).all()
+    assert (states[-1].mean.value_BND == 0).all() and (means[-1] < -390 * LN10).all()
     for state, (log_B, is_zero_B, _) in zip(states[2:], got[2:], strict=True):
         assert not is_zero_B.any()
-        size_B = state.log_mean_B + composite_norm(state.direction_BD[:, None].expand(-1, 4, -1)).log()
+        size_B = state.mean.log_B + composite_norm(state.mean.matrix_BND.expand(-1, 4, -1)).log()
         torch.testing.assert_close(log_B, log_residual(state) - size_B, rtol=1e-7, atol=1e-7)
 
 
 def test_equal_tokens_of_zero_have_no_size(network):
     model, inputs = with_tokens(network, torch.zeros(4, 5), layers=3)
     for state in propagate(model, inputs):
-        assert log_size(state) == log_residual(state) == state.log_mean_B == -math.inf
+        assert log_size(state) == log_residual(state) == state.mean.log_B == -math.inf
 
 
 def test_an_ordinary_mean_costs_no_second_run(network, monkeypatch):
@@ -378,7 +378,7 @@ def test_two_tokens_on_a_line_follow_the_closed_form_to_the_48th_layer(network):
     for state in states:
         # ||R||_1 = 2 r and ||R||_inf = r; a step rounds to 1e-16, three times as much of three times the logarithm
         assert log_residual(state).item() == pytest.approx(log_r + math.log(2) / 2, rel=1e-13)
-        assert state.mean_BD.item() == pytest.approx(x, rel=1e-13)
+        assert state.mean.value_BND.item() == pytest.approx(x, rel=1e-13)
         r = math.exp(log_r)
         a, b = (x + r) * r, (x - r) * r
         x += r * (math.tanh(a) + math.tanh(b)) / 2
@@ -511,9 +511,9 @@ def test_it_is_what_a_forward_pass_gives_above_its_floor(network, states_by_laye
             size = x_1ND.abs().max().item()
             tokens_BND = tokens(state)
             torch.testing.assert_close(tokens_BND[b, :count], x_1ND[0], rtol=0, atol=error * size)
-            assert state.unit_BND[b].sum(0).abs().max() < 1e-13
-            differ = state.log_scale_B[b] > -math.inf
-            assert state.unit_BND[b].abs().max() == pytest.approx(1.0 if differ else 0.0, abs=1e-13)
+            assert state.rows.matrix_BND[b].sum(0).abs().max() < 1e-13
+            differ = state.rows.log_B[b] > -math.inf
+            assert state.rows.matrix_BND[b].abs().max() == pytest.approx(1.0 if differ else 0.0, abs=1e-13)
             measured, floor = composite_norm(residual_matrix(x_1ND)).item(), own_rounding(x_1ND).item()
             if measured > 1e9 * floor:
                 # known to 1e-9, with a margin for what the layers before have added
@@ -562,9 +562,9 @@ def test_an_activation_matters_only_where_there_is_an_mlp(network, monkeypatch):
 def test_coordinates_of_given_tokens():
     x_BND = torch.tensor([[[1.0, 5.0], [3.0, 1.0], [100.0, 100.0]]], dtype=torch.float64)
     state = residual_coordinates(x_BND, torch.tensor([[True, True, False]]))
-    assert state.mean_BD[0].tolist() == pytest.approx([2, 3], rel=1e-15)
-    assert state.log_scale_B.item() == pytest.approx(math.log(2))
-    assert state.unit_BND.tolist() == [[[-0.5, 1], [0.5, -1], [0, 0]]]
+    assert state.mean.value_BND[0, 0].tolist() == pytest.approx([2, 3], rel=1e-15)
+    assert state.rows.log_B.item() == pytest.approx(math.log(2))
+    assert state.rows.matrix_BND.tolist() == [[[-0.5, 1], [0.5, -1], [0, 0]]]
     # column sums 2 and 4, row sums 3 and 3
     assert log_residual(state).item() == pytest.approx(math.log(4 * 3) / 2)
 
