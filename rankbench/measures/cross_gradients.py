@@ -83,24 +83,18 @@ def hessian_product(
 
 def head_parameters(model: Transformer) -> list[dict[str, tuple]]:
     """For each head, the parameters that hold its own, with their indices. ConfigError if heads share parameters."""
-    if model.cfg.weight_norm != "none":
-        raise ConfigError(
-            "analysis=independence: needs heads with parameters of their own, but with "
-            f"model.weight_norm={model.cfg.weight_norm} the heads of a layer share a scale; use none"
-        )
-    if model.cfg.shared_layers:
-        raise ConfigError(
-            "analysis=independence: needs heads with parameters of their own, but with model.shared_layers=true those "
-            "of all layers are the same; use false"
-        )
+    needs, cfg = "analysis=independence: needs heads with parameters of their own", model.cfg
+    if cfg.weight_norm != "none":
+        scaled = f"with model.weight_norm={cfg.weight_norm} the heads of a layer share a scale"
+        raise ConfigError(f"{needs}, but {scaled}; use none")
+    if cfg.shared_layers:
+        raise ConfigError(f"{needs}, but with model.shared_layers=true those of all layers are the same; use false")
     parts = []
     for layer, attention in enumerate(model.attentions):
         inner, width = attention.heads * attention.head_width, attention.head_width
         if attention.from_latent is not None or {attention.out.in_features, *attention.rows} != {inner}:
-            raise ConfigError(
-                "analysis=independence: needs heads with parameters of their own, of one width; "
-                "set model.value_width, model.kv_groups and model.latent_width to null"
-            )
+            keys = "model.value_width, model.kv_groups and model.latent_width"
+            raise ConfigError(f"{needs}, of one width; set {keys} to null")
         for head in range(attention.heads):
             own = torch.arange(head * width, (head + 1) * width)
             rows = torch.cat([own + begin for begin in range(0, attention.qkv.out_features, inner)])
