@@ -60,10 +60,8 @@ def chunks_of(inputs: Tensor, numbers_per_sequence: int) -> tuple[Tensor, ...]:
 
 
 def sums_of_groups(network: FrozenNetwork | RecomputedNetwork, groups: list[np.ndarray]) -> Tensor:
-    """The sum over each group's paths, shape (G, B, N, D); a group is an integer array (P, L) of choices 0..H.
-
-    A path that occurs twice in a group counts twice. More paths than memory should hold run in batches.
-    """
+    """The sum over each group's paths, shape (G, B, N, D); a group is an integer array (P, L) of choices 0..H. A path
+    that occurs twice in it counts twice."""
     paths_PL = np.concatenate(groups)
     group_of_path = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
     _, num_tokens, width = network.start(slice(None)).shape
@@ -85,15 +83,15 @@ def _sums_of_tree(
     """The sum over each group's paths of one tree, (G, B, N, D)."""
     whole = network.start(slice(None))
     num_sequences, num_tokens, width = whole.shape
-    # (G, leaves), how often each group has each leaf: the sums are a sparse product that copies no leaf
-    with torch.sparse.check_sparse_tensor_invariants(False):  # on CUDA torch warns unless it is told so
-        counts = torch.sparse_coo_tensor(
-            torch.from_numpy(np.stack([group_of_path, tree.leaf_of_path])),
-            torch.ones(len(group_of_path), dtype=whole.dtype),
-            (num_groups, tree.num_leaves),
-            device=whole.device,
-        )
-        last_counts = _split_columns(counts, [len(parents) for _, parents in tree.children[-1]])
+    # for each last choice (G, leaves), how often each group has each leaf: sums are sparse products that copy no leaf
+    last_counts, bounds = [], np.cumsum([0, *(len(parents) for _, parents in tree.children[-1])])
+    for low, high in pairwise(bounds):
+        own = (low <= tree.leaf_of_path) & (tree.leaf_of_path < high)
+        indices = torch.from_numpy(np.stack([group_of_path[own], tree.leaf_of_path[own] - low]))
+        ones = torch.ones(indices.shape[1], dtype=whole.dtype)
+        with torch.sparse.check_sparse_tensor_invariants(False):  # on CUDA torch warns unless it is told so
+            counts = torch.sparse_coo_tensor(indices, ones, (num_groups, int(high - low)), device=whole.device)
+            last_counts.append(counts.coalesce())
     sums = []
     most = NUMBERS_AT_A_TIME if whole.device.type != "cuda" else free_share(whole.device) // whole.element_size()
     at_a_time = max(1, most // (tree.num_leaves * num_tokens * width))
@@ -111,15 +109,6 @@ def _sums_of_tree(
             part_GBND += torch.sparse.mm(counts_of_choice, leaves_PBND.flatten(1)).view_as(part_GBND)
         sums.append(network.finish(part_GBND, sequences))
     return torch.cat(sums, 1)
-
-
-def _split_columns(counts: Tensor, widths: list[int]) -> list[Tensor]:
-    counts = counts.coalesce()
-    bounds = np.cumsum([0, *widths])
-    return [
-        counts.index_select(1, torch.arange(low, high, device=counts.device)).coalesce()
-        for low, high in pairwise(bounds)
-    ]
 
 
 def _rows(states_PBND: Tensor, rows: np.ndarray) -> Tensor:
@@ -164,11 +153,8 @@ def read_out(network: Network, states: Tensor, readout: str) -> Tensor:
 
 
 def joint_network(network: FrozenNetwork | RecomputedNetwork, choices: list[list[int]]) -> Tensor:
-    """The output (B, N, D) of one network that has only these choices in each layer, and adds up their results there.
-
-    For frozen paths it is the sum of all paths that combine these choices, up to rounding. For recomputed paths it is
-    not, because the attention and norms of a path then see the states of the others.
-    """
+    """The output (B, N, D) of one network that adds up the results of these choices in each layer. It is the sum of all
+    paths that combine them if they are frozen; recomputed attention and norms see the states of all these paths."""
     everything = slice(None)
     states_1BND = network.start(everything)[None]
     for layer, chosen in enumerate(choices):
