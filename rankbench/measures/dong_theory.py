@@ -143,11 +143,8 @@ def num_paths(layers: int, heads: int, length: int, skip: bool = True) -> int:
 
 
 def path_length_distribution(layers: int, heads: int, skip: bool = True) -> PathLengths:
-    """Paths by their length, as in Dong et al. 2021, Fig. 5; arrays of L + 1.
-
-    Shares are Binomial(L, H/(H+1)); without skips 1 at length L. They are correctly rounded, because they are quotients
-    of exact integers of any size (191 digits for GPT-3).
-    """
+    """Paths by their length, as in Dong et al. 2021, Fig. 5; arrays of L + 1. Shares (with skips Binomial(L, H/(H+1)))
+    are quotients of exact integers of any size (191 digits for GPT-3), so correctly rounded."""
     counts = [num_paths(layers, heads, length, skip) for length in range(layers + 1)]
     total, so_far = sum(counts), np.cumsum(np.array(counts, dtype=object))
     return PathLengths(

@@ -34,10 +34,7 @@ class PathSums(NamedTuple):
     state_BND: Tensor
 
     def remainder(self) -> Tensor:
-        """||state - sum of all parts||_F / ||state||_F of each sequence, shape (B,); only rounding in a correct sum.
-
-        0 if nothing is missing, also for a state of zero.
-        """
+        """||state - sum of all parts||_F / ||state||_F, (B,); rounding if correct, 0 if nothing is missing."""
         missing_B = frobenius_norm(self.state_BND - self.by_length_KBND.sum(0) - self.bias_BND)
         return torch.where(missing_B > 0, missing_B / frobenius_norm(self.state_BND), missing_B)
 
@@ -94,10 +91,7 @@ class FrozenAttention(FrozenSublayer):
     mixing_BHNM: Tensor
 
     def all_heads(self, terms_TBND: Tensor) -> Tensor:
-        """Terms (the bias, then paths by length) after attention with all its heads.
-
-        There is one term more, because a path that takes a head is longer by one.
-        """
+        """Terms (bias, paths by length) after all heads; one more, because a path that takes a head is one longer."""
         norm, branch_norm = self.norms(has_bias=True)
         if self.is_plain:
             return self.sublayer.apply(terms_TBND, self._mix_all_heads, norm, self._skip_and_lengthen)
@@ -145,7 +139,7 @@ class FrozenAttention(FrozenSublayer):
         return longer_TBND
 
     def _lengthened_heads(self, x_TBND: Tensor) -> Tensor:
-        """Output of all heads, with one term more, because a path that takes a head is longer by one."""
+        """Output of all heads, with one term more."""
         out = self.sublayer.part.out
         y_TBND = F.linear(self._mix_all_heads(x_TBND), out.weight)
         if out.bias is not None:
@@ -246,10 +240,8 @@ class FrozenNetwork:
 
     @torch.no_grad()
     def by_length(self) -> PathSums:
-        """Every path, summed by length in one sweep over the layers: S_k <- a S_k + sum_h P_h S_(k-1) W_V,h W_O,h.
-
-        O(L^2) applications of a layer instead of (H+1)^L paths.
-        """
+        """Every path, summed by length in one sweep over the layers: S_k <- a S_k + sum_h P_h S_(k-1) W_V,h W_O,h, in
+        O(L^2) applications of a layer instead of (H+1)^L paths."""
         # term 0 is the bias; term 1 + k holds the paths of length k
         terms_TBND = torch.stack([torch.zeros_like(self.embedding_BND), self.embedding_BND])
         terms_TBND = self.network.enter(terms_TBND, self.layers[0][0].norms(has_bias=True)[0])

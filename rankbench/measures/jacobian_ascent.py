@@ -72,10 +72,7 @@ def _forward(pull: Callable, y: Tensor) -> Callable:
 
 
 class Ascent(NamedTuple):
-    """values_TB: largest ||J||_p so far of each start at the recorded steps_T; x_BND: the inputs where it is attained.
-
-    Each value is attained at some input, so it is a lower bound of the Lipschitz constant.
-    """
+    """values_TB: largest ||J||_p so far of each start at the recorded steps_T; x_BND: inputs where it is attained."""
 
     steps_T: list[int]
     values_TB: Tensor

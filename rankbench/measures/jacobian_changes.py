@@ -29,10 +29,7 @@ SLOPES: dict[str, Callable[[Tensor], Tensor]] = {  # derivatives of activations
 
 
 class Reach(NamedTuple):
-    """Bounds on a ball of inputs x on the Jacobian of a value z(x), ||dz/dx||_2, and on its move ||z(x) - z(x_0)||_2.
-
-    Both of the same shape: of z as a whole, or of its blocks.
-    """
+    """Bounds on ||dz/dx||_2 and ||z(x) - z(x_0)||_2 of a value z(x) on a ball: of all of it, or of its blocks."""
 
     slope: Tensor
     move: Tensor

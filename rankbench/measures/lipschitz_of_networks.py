@@ -188,10 +188,7 @@ def norm_bound(norm: Norm | None, p: str) -> float:
 
 
 def mlp_bound(mlp: MLP, p: str) -> float:
-    """Bound on Lip_p of an MLP: its activation's constant times the norms of its two maps.
-
-    Infinite for a gated MLP, which multiplies two maps of the token.
-    """
+    """Bound on Lip_p of an MLP: its activation's constant times the norms of its maps. Infinite for a gated MLP."""
     if mlp.activation_name not in ACTIVATION_LIPSCHITZ:
         return np.inf
     weights = lipschitz_bounds.linear_norm(mlp.up.weight, p) * lipschitz_bounds.linear_norm(mlp.down.weight, p)
@@ -213,11 +210,9 @@ def sublayer_bound(sublayer: AnySublayer, p: str, part: float) -> float:
 def head_maps(attention: Heads) -> dict[str, tuple[Tensor, Tensor]]:
     """W_QK and W_VO of each head, each as (left, right) with the matrix left right^T; both sides (H, D, K).
 
-    W_QK is the bilinear form of the scores, in the scale in which they enter the softmax (Weighting.qk_maps of
-    rankbench.model.weightings); differential attention has two for each head.
-
-    W_VO is W_V W_O, in L2 attention A_h W_V W_O, without mixes and without the `gains` of the values. There is no W_QK
-    if scores depend on the tokens' positions.
+    W_QK is the bilinear form of the scores as they enter the softmax (Weighting.qk_maps); differential attention has
+    two for each head, and scores that depend on positions have none. W_VO is W_V W_O, in L2 attention A_h W_V W_O,
+    without mixes and without the `gains` of the values.
     """
     w = attention.maps_as_applied()
     return attention.qk_maps() | {"vo": (w.w_v_HDK, w.w_o_HKD.mT)}

@@ -92,8 +92,7 @@ def _bridge(read: ReadModule, earlier: Visit, later: Visit) -> list[Visit] | Non
     """The layers without attention between two; None if the one does not lead to the other."""
     states, between, at = read.reading.states, [], earlier
     while states[at].left != states[later].entered:
-        following_on = _beside(read, at, 1)
-        if following_on is None:
+        if (following_on := _beside(read, at, 1)) is None:
             return None
         between.append(at := following_on)
     return between
@@ -126,10 +125,8 @@ def _is_layer(module: nn.Module, layer: str, other: str) -> bool:
 def _ends(read: ReadModule, run: Visit, direction: int) -> list[Visit]:
     """The layers without attention in front of the first, or behind the last."""
     ends: list[Visit] = []
-    beside = _beside(read, run, direction)
-    while beside is not None and beside not in ends:
+    while (beside := _beside(read, ends[-1] if ends else run, direction)) is not None and beside not in ends:
         ends.append(beside)
-        beside = _beside(read, beside, direction)
     return ends
 
 
@@ -227,10 +224,7 @@ def states_of(read: ReadModule, layers: Sequence[Visit], example: Example) -> li
 def states_with_floors(
     read: ReadModule, layers: list[Visit], example: Example, generator: torch.Generator, views: Sequence[View] = (ALL,)
 ) -> Iterator[tuple[Tensor, list[Tensor]]]:
-    """Yield each state with the floors of its residual, (B,) for each view, as in rankbench.measures.rounding.
-
-    generator: on the CPU, of the perturbed passes.
-    """
+    """Yield each state with the floors of its residual, (B,) for each view. generator: on the CPU."""
     states = states_of(read, layers, example)
     counted = [example.counted(states[0].shape[1], view.without) for view in views]
     perturbed_passes = []

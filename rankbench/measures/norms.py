@@ -67,19 +67,15 @@ def spectral_norm(x: Tensor) -> Tensor:
 
 
 def residual_matrix(x: Tensor) -> Tensor:
-    """Residual R = X - 1 x^T of each matrix, x its mean row; shape (..., N, D), units of X. Dong et al. 2021, sec. 2.2.
-
-    The mean row minimises ||R||_F.
-    """
+    """Residual R = X - 1 x^T of each matrix, x its mean row, which minimises ||R||_F; shape (..., N, D), units of X.
+    Dong et al. 2021, sec. 2.2."""
     differences = _from_first_row(x)
     return differences - differences.mean(-2, keepdim=True)
 
 
 def residual_from_median(x: Tensor) -> Tensor:
-    """Residual R = X - 1 x^T of each matrix with the x that minimises ||R||_1; shape (..., N, D), units of X.
-
-    x is the median of each column: it minimises each column sum, so also the largest.
-    """
+    """Residual R = X - 1 x^T of each matrix, x the median of each column, which minimises each column sum, so also the
+    largest, ||R||_1; shape (..., N, D), units of X."""
     differences = _from_first_row(x)
     # Middle of the median interval. torch.median would take its lower end, and then -X would not mirror X.
     ordered, num_rows = differences.sort(-2).values, x.shape[-2]

@@ -68,10 +68,8 @@ def tokens(state: ResidualState) -> Tensor:
 
 
 def log_residual(state: ResidualState, counted_BN: Tensor | None = None) -> Tensor:
-    """log ||R||_{1,inf}, natural, in the units of X; shape (B,). -inf for equal tokens.
-
-    counted_BN: the tokens that R covers, about their own mean; None: all present tokens.
-    """
+    """log ||R||_{1,inf}, natural; shape (B,); -inf for equal tokens. counted_BN: the tokens that R covers, about their
+    own mean; None: all present tokens."""
     unit_BND = state.rows.matrix_BND
     if counted_BN is not None:
         kept_BN1 = counted_BN[..., None]

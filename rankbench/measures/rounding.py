@@ -174,10 +174,7 @@ def _size(x: Any) -> Any:
 
 
 class Floors(NamedTuple):
-    """Floors of a sub-layer's input, output and P, in the units of the residual: states (B,), P (B, H).
-
-    If the rows of P are not probabilities, the floor is that of its shares.
-    """
+    """Floors of a sub-layer's input, output and P (shares of P, if these differ), in the units of the residual."""
 
     input_B: Tensor
     output_B: Tensor

@@ -109,10 +109,7 @@ def _participation_ratio(states: States) -> Tensor:
 
 
 def _mean_cosine(unit_BND: Tensor, nonzero_BN1: Tensor) -> Tensor:
-    """Mean cosine over all pairs of distinct tokens, in [-1 / (N - 1), 1]; nan with fewer than two nonzero tokens.
-
-    Pairs with a zero token have no angle and are left out.
-    """
+    """Mean cosine over all pairs of distinct nonzero tokens, in [-1 / (N - 1), 1]; nan if there are none."""
     count_B = nonzero_BN1.sum((-2, -1)).to(unit_BND.dtype)
     # sum over i != j of u_i . u_j = ||sum_i u_i||^2 - sum_i ||u_i||^2: no N x N matrix.
     pairs_B = unit_BND.sum(-2).square().sum(-1) - unit_BND.square().sum((-2, -1))
@@ -197,10 +194,8 @@ def check_floats(name: str, x: Tensor, axes: tuple[str, ...]) -> None:
 def per_length(
     compute: Callable[[Tensor], dict[str, Tensor]], x_BND: Tensor, lengths_B: Tensor | None
 ) -> dict[str, Tensor]:
-    """Run `compute` on a padded batch: on the sequences of each length separately, with their absent tokens cut off.
-
-    lengths_B: number of tokens of each sequence, before any absent ones; None if none are absent.
-    """
+    """Run `compute` on the sequences of each length separately, with their absent tokens, which come last, cut off.
+    lengths_B: number of tokens that are present; None: all."""
     if lengths_B is None:
         return compute(x_BND)
     return per_kind(lambda rows, length: compute(x_BND[rows, :length]), lengths_B[:, None])
