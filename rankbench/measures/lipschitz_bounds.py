@@ -162,19 +162,6 @@ def softmax_ball_2(layer: AttentionLayer, num_tokens: int, radius: float) -> flo
     return (inner_H * spectral_norm(layer.values_HDD)).sum().item()
 
 
-def norm_bound(width: int, weight: Tensor | None, largest_scale: float, p: str, centred: bool) -> float:
-    """Bound on Lip_p of LayerNorm (centred) or RMSNorm over inputs whose scale, 1/sqrt(variance + epsilon), is at most
-    this; over all inputs the scale is at most epsilon^-1/2.
-
-    J = diag(w) scale (C - scale^2 c c^T / D), C the centring and c the centred token: 0 <= J' <= scale for p = 2; for p
-    = inf scale (||C||_inf + sqrt D), because ||c||_inf ||c||_1 <= sqrt(D) ||c||_2^2 <= D^1.5 / scale^2.
-    """
-    largest = 1.0 if weight is None else weight.abs().max().item()
-    if p == "2":
-        return largest * largest_scale
-    return largest * largest_scale * ((2 - 2 / width if centred else 1) + math.sqrt(width))
-
-
 def linear_norm(weight: Tensor, p: str) -> float:
     """Constant Lip_p of x -> W x, W (out, in): the largest singular value (exact SVD), or the largest row sum."""
     return (spectral_norm(weight) if p == "2" else inf_norm(weight)).item()

@@ -161,8 +161,12 @@ def _longest_normed(norm: Norm | None, radius: float) -> float:
     if norm is None:
         return radius
     most = 1.0 if norm.kind == "l2norm" else norm.width**0.5
-    weight = 1.0 if norm.weight is None else norm.weight.abs().max().item()
-    return norm.factor * (min(most, radius * norm.epsilon**-0.5) * weight + _length(norm.shift))
+    longest = min(most, radius * norm.epsilon**-0.5) * _largest_weight(norm)
+    return norm.factor * (longest + _length(norm.shift))
+
+
+def _largest_weight(norm: Norm) -> float:
+    return 1.0 if norm.weight is None else norm.weight.abs().max().item()
 
 
 def _length(bias: Tensor | None) -> float:
@@ -180,11 +184,17 @@ def matrices(sublayer: AnySublayer) -> dict[str, Tensor]:
 
 
 def norm_bound(norm: Norm | None, p: str) -> float:
-    """Bound on Lip_p of a norm, which divides its input by at least sqrt(epsilon). 1 without a norm."""
+    """Bound on Lip_p of a norm, whose scale, 1/sqrt(variance + epsilon), is at most epsilon^-1/2. 1 without a norm.
+
+    J = diag(w) scale (C - scale^2 c c^T / D), C the centring and c the centred token: 0 <= J' <= scale for p = 2; for p
+    = inf scale (||C||_inf + sqrt D), because ||c||_inf ||c||_1 <= sqrt(D) ||c||_2^2 <= D^1.5 / scale^2.
+    """
     if norm is None:
         return 1.0
-    of_norm = lipschitz_bounds.norm_bound(norm.width, norm.weight, norm.epsilon**-0.5, p, norm.kind == "layernorm")
-    return norm.factor * of_norm
+    bound = _largest_weight(norm) * norm.epsilon**-0.5
+    if p == "inf":
+        bound *= (2 - 2 / norm.width if norm.kind == "layernorm" else 1) + math.sqrt(norm.width)
+    return norm.factor * bound
 
 
 def mlp_bound(mlp: MLP, p: str) -> float:
