@@ -11,7 +11,7 @@ from torch import Tensor
 from rankbench.measures.attention_matrices import attention_metrics
 from rankbench.measures.rounding import ALL, run_with_floors
 from rankbench.measures.states import state_metrics
-from rankbench.measures.token_views import View, num_sinks
+from rankbench.measures.token_views import View, sinks
 from rankbench.model.attention import visible_keys
 from rankbench.model.network import AttentionStep, Network
 
@@ -52,7 +52,7 @@ def metrics_in_view(x_BND: Tensor, counted_BN: Tensor | None, floor_B: Tensor, v
     seen, kept_B = view.of(x_BND, counted_BN)
     metrics = state_metrics(seen(x_BND), kept_B, floor_B)
     if view.name == "without_sinks":
-        metrics["num_sinks"] = num_sinks(x_BND, counted_BN, view.sink_ratio)
+        metrics["num_sinks"] = sinks(x_BND, counted_BN, view.sink_ratio).sum(1).to(x_BND.dtype)
     return metrics
 
 

@@ -9,7 +9,7 @@ Shapes: B batch, N token, D width, H head, K head width or path length, F MLP wi
 import copy
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -68,8 +68,7 @@ class FrozenSublayer:
 
     def at(self, sequences: slice) -> Self:
         """The frozen sub-layer for some of the sequences."""
-        frozen: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)[1:]}
-        frozen = {name: None if x is None else x[sequences] for name, x in frozen.items()}
+        frozen: dict[str, Any] = {name: x[sequences] for name, x in vars(self).items() if isinstance(x, Tensor)}
         return replace(self, **frozen)
 
     def norms(self, has_bias: bool) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:

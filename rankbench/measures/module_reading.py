@@ -4,6 +4,7 @@ Shapes: B sequence, H head, N query token, M key token, K width of the values, R
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -61,11 +62,10 @@ class ReadModule:
     @cached_property
     def first(self) -> dict[Site, tuple[int, int]]:
         """The depth of each of `heads`, and the number of its first head there, both from 1."""
-        counts: dict[int, int] = {}
-        first = {}
+        first, counts = {}, Counter[int]()
         for call in self.heads:
-            first[call.key] = call.depth, counts.get(call.depth, 0) + 1
-            counts[call.depth] = counts.get(call.depth, 0) + call.lead.heads
+            first[call.key] = call.depth, counts[call.depth] + 1
+            counts[call.depth] += call.lead.heads
         return first
 
     @cached_property
@@ -80,8 +80,7 @@ class ReadModule:
 
     def choose(self, output: object) -> Tensor:
         """The target, out of what the module returned."""
-        named = dict(named_tensors(output))
-        return named[self.target.name]
+        return dict(named_tensors(output))[self.target.name]
 
     @property
     def shape_of_sequence(self) -> tuple[int, int]:

@@ -64,8 +64,3 @@ def sinks(x_BND: Tensor, counted_BN: Tensor | None, ratio: float) -> Tensor:
     if counted_BN is not None:
         length_BN = length_BN.masked_fill(~counted_BN, torch.nan)
     return length_BN > ratio * length_BN.nanmedian(1, keepdim=True).values
-
-
-def num_sinks(x_BND: Tensor, counted_BN: Tensor | None, ratio: float) -> Tensor:
-    """Number of sink tokens in each sequence, (B,), in the state's dtype."""
-    return sinks(x_BND, counted_BN, ratio).sum(1).to(x_BND.dtype)
