@@ -24,23 +24,6 @@ def eta(dimension, degree):
     return (-1) ** ((degree - 1) // 2) * special.beta(degree / 2, dimension / 2) / math.pi
 
 
-@pytest.mark.parametrize("dimension", [3, 4, 7, 16])
-@pytest.mark.parametrize("degree", [1, 3, 9])
-def test_eta_is_the_mean_of_sgn_and_the_gegenbauer_polynomial(dimension, degree):
-    """Funk and Hecke: E[sgn(t) P_l(t)], P_l(1) = 1, t a coordinate on the sphere."""
-    alpha = mpmath.mpf(dimension - 2) / 2
-    weight = mpmath.beta(mpmath.mpf(1) / 2, mpmath.mpf(dimension - 1) / 2)
-    at_one = mpmath.gegenbauer(degree, alpha, 1)
-    sides = mpmath.quad(
-        lambda t: (
-            (mpmath.gegenbauer(degree, alpha, t) - mpmath.gegenbauer(degree, alpha, -t))
-            * (1 - t * t) ** (mpmath.mpf(dimension - 3) / 2)
-        ),
-        [0, 0.5, 1],
-    )
-    assert eta(dimension, degree) == pytest.approx(float(sides / at_one / weight), abs=1e-12)
-
-
 @pytest.mark.parametrize("dimension", [3, 5, 16])
 def test_harmonics_are_counted_by_their_generating_function(dimension):
     """sum N(d, l) t^l = (1 + t) / (1 - t)^(d-1)."""

@@ -34,30 +34,12 @@ def random_attention(seed, *shape):
     return torch.softmax(2 * normal(seed, *shape), -1)
 
 
-def random_orthogonal(seed, size):
-    return torch.linalg.qr(normal(seed, size, size))[0]
-
-
 def only(x_ND):
     """A batch of one sequence."""
     return torch.as_tensor(x_ND, dtype=torch.float64)[None]
 
 
 # --- norms -----------------------------------------------------------------------------------------------------------
-
-
-@every_seed
-@given(seeds, sizes, sizes)
-def test_norms_are_those_of_scipy(seed, num_tokens, width):
-    x = normal(seed, 2, 3, num_tokens, width)
-    for batch, head in itertools.product(range(2), range(3)):
-        matrix = x[batch, head].numpy()
-        one_norm, inf_norm = scipy.linalg.norm(matrix, 1), scipy.linalg.norm(matrix, np.inf)
-        torch.testing.assert_close(norms.one_norm(x)[batch, head].item(), one_norm, **EXACT)
-        torch.testing.assert_close(norms.inf_norm(x)[batch, head].item(), inf_norm, **EXACT)
-        torch.testing.assert_close(composite_norm(x)[batch, head].item(), math.sqrt(one_norm * inf_norm), **EXACT)
-        frobenius = scipy.linalg.norm(matrix, "fro")
-        torch.testing.assert_close(norms.frobenius_norm(x)[batch, head].item(), frobenius, **EXACT)
 
 
 @pytest.mark.parametrize("dtype, scale", [(torch.float32, 2.0**-100), (torch.float64, 2.0**-900)])
@@ -110,9 +92,9 @@ def reference_state_metrics(x):
     }
 
 
-@pytest.mark.parametrize("num_tokens, width", [(7, 4), (4, 7), (5, 5), (2, 9)])
-def test_state_metrics_are_those_of_a_numpy_loop(num_tokens, width):
-    x_BND = normal(1, 3, num_tokens, width)
+@pytest.mark.parametrize("num_tokens, width, rank", [(7, 4, 4), (4, 7, 4), (5, 5, 3), (2, 9, 2)])
+def test_state_metrics_are_those_of_a_numpy_loop(num_tokens, width, rank):
+    x_BND = normal(1, 3, num_tokens, rank) @ normal(2, 3, rank, width)
     values = state_metrics(x_BND)
     for index, x in enumerate(x_BND.numpy()):
         expected = reference_state_metrics(x)
@@ -130,37 +112,6 @@ def test_state_metrics_keep_the_dtype_and_have_one_value_per_sequence(dtype):
     for name in values:
         # 1e-4 is about 1000 eps of float32, above the error of its SVD for this well-conditioned input.
         torch.testing.assert_close(values[name].double(), double[name], rtol=1e-4, atol=1e-4)
-
-
-# --- states: closed forms --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("ratio", [0.9, 0.5, 0.1])
-def test_geometric_spectrum(ratio):
-    rank, num_tokens, width = 5, 8, 6
-    left, right = random_orthogonal(5, num_tokens)[:, :rank], random_orthogonal(6, width)[:, :rank]
-    x_BND = only(3 * left * ratio ** torch.arange(rank, dtype=torch.float64) @ right.T)
-
-    def geometric_sum(q):
-        return (1 - q**rank) / (1 - q)
-
-    def entropy_rank_of_geometric(q):
-        mean_power = sum(k * q**k for k in range(rank)) / geometric_sum(q)
-        return math.exp(math.log(geometric_sum(q)) - mean_power * math.log(q))
-
-    expected = {
-        "stable_rank": geometric_sum(ratio**2),
-        "stable_rank_gram": geometric_sum(ratio**4),
-        "effective_rank": entropy_rank_of_geometric(ratio),
-        "effective_rank_squared": entropy_rank_of_geometric(ratio**2),
-        "participation_ratio": geometric_sum(ratio**2) ** 2 / geometric_sum(ratio**4),
-        "numerical_rank": rank,
-        "second_singular_ratio": ratio,
-    }
-    values = state_metrics(x_BND)
-    for name, value in expected.items():
-        # The sixth singular value is rounding error, about 1e-16, and its entropy 36 times that.
-        assert values[name].item() == pytest.approx(value, rel=1e-12)
 
 
 def test_numerical_rank_counts_what_is_above_rounding():
@@ -236,12 +187,9 @@ def test_single_token_has_no_residual_and_no_cosine():
     for name in ("stable_rank", "effective_rank", "participation_ratio", "numerical_rank"):
         assert values[name] == 1
     assert values["second_singular_ratio"] == 0
-    undefined = {name for name, value in values.items() if math.isnan(value)}
-    cosines, ranks = (
-        {"mean_cosine", "mean_cosine_centred", "mean_absolute_cosine", "antipodal_share"},
-        {"effective_rank_centred", "effective_rank_squared_centred"},
-    )
-    assert undefined == cosines | ranks
+    undefined = {"mean_cosine", "mean_cosine_centred", "mean_absolute_cosine", "antipodal_share"}
+    undefined |= {"effective_rank_centred", "effective_rank_squared_centred"}
+    assert {name for name, value in values.items() if math.isnan(value)} == undefined
     # Undefined, and not the infinity that rounding error over zero pairs would be in some of 64 sequences.
     x_BND = normal(11, 64, 3, 50)
     x_BND[:, 1:] = 0

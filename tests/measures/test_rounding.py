@@ -18,6 +18,7 @@ from rankbench.measures.norms import composite_norm, own_rounding, residual_matr
 from rankbench.measures.residual_coordinates import log_residual
 from rankbench.measures.residual_propagation import propagate
 from rankbench.measures.rounding import RandomRounding, run_with_floors, states_with_floors
+from rankbench.measures.states import STATE_FLOORS
 from rankbench.model import initial_model
 from rankbench.model.network import AttentionStep, run, without
 from rankbench.seeds import generator_for
@@ -38,28 +39,21 @@ def draws(operation, *args):
 # --- one operation ----------------------------------------------------------------------------------------------------
 
 ONE = torch.ones(1, 1, dtype=torch.float64)
+CANCELLING = torch.tensor([[3.25, -3.25]]).double(), torch.ones(2, 1).double()  # a product whose two terms cancel
 
 
 @pytest.mark.parametrize(
     ("operation", "args", "size"),
     [
-        (
-            torch.mm,
-            (torch.tensor([[3.25, -3.25]]).double(), torch.ones(2, 1).double()),
-            6.5,
-        ),  # 3.25 - 3.25
-        (torch.bmm, (torch.tensor([[[3.25, -3.25]]]).double(), torch.ones(1, 2, 1).double()), 6.5),
+        (torch.mm, CANCELLING, 6.5),
+        (torch.bmm, [x[None] for x in CANCELLING], 6.5),
         (torch.addmm, (-6.25 * ONE[0], 2 * ONE, 3.25 * ONE), 12.75),  # -6.25 + 2 * 3.25
         (F.linear, (2 * ONE, 3.25 * ONE, -6.25 * ONE[0]), 12.75),
         (torch.mul, (2.5 * ONE, 3 * ONE), 7.5),
         (torch.exp, (ONE,), np.e),
         (F.gelu, (-8 * ONE,), 8),  # gelu(-8) is 5e-15: 1 + erf cancels
         (lambda x: x.clone().mul_(2.5), (ONE,), 2.5),  # in place
-        (
-            lambda x, y: torch.mm(x, y, out=0 * ONE),
-            (torch.tensor([[3.25, -3.25]]).double(), torch.ones(2, 1).double()),
-            6.5,
-        ),
+        (lambda x, y: torch.mm(x, y, out=0 * ONE), CANCELLING, 6.5),
     ],
 )
 def test_an_operation_is_off_by_eps_times_what_it_adds_up(operation, args, size):
@@ -90,22 +84,17 @@ def test_what_involves_no_rounding_stays(operation):
     assert torch.equal(noisy(operation, x), operation(x))
 
 
-def test_whole_numbers_stay_whole():
-    x = torch.arange(10.0, dtype=torch.float64)
-    for operation in (lambda x: x // 2, lambda x: x.div(2, rounding_mode="trunc"), lambda x: x % 2, lambda x: x.long()):
-        assert (draws(operation, x) == operation(x)).all()
-
-
 @pytest.mark.parametrize(
     "count",
     [
+        *(lambda x: x // 2, lambda x: x.div(2, rounding_mode="trunc"), lambda x: x % 2, lambda x: x.long()),
         lambda x: torch.histc(x, 4, 0, 3),
         lambda x: F.one_hot(x.long(), 4).double().sum(0),
         lambda x: x.new_ones(1, len(x)) @ F.one_hot(x.long(), 4).double(),
         lambda x: torch.zeros_like(x[:4]).index_add_(0, x.long(), torch.ones_like(x)).cumsum(0),
     ],
 )
-def test_counts_of_tokens_are_exact(count):
+def test_whole_numbers_and_counts_of_tokens_stay_whole(count):
     chosen = torch.tensor([0.0, 3, 1, 3, 3, 2, 0], dtype=torch.float64)  # the expert of each token
     assert (draws(count, chosen) == count(chosen)).all()
 
@@ -138,12 +127,8 @@ def test_the_noise_of_large_results_is_drawn_a_part_at_a_time(shape, monkeypatch
     b = torch.ones(40, 40).double()
     monkeypatch.setattr(rounding, "LARGE", 50)
     monkeypatch.setattr(rounding, "POOL", 1)
-    for operation, size in (
-        (lambda x: x @ b, x @ b),
-        (torch.exp, x.exp()),
-        (F.gelu, x),
-        (lambda x: x.sum(0), x.sum(0)),
-    ):
+    operations = [(lambda x: x @ b, x @ b), (torch.exp, x.exp()), (F.gelu, x), (lambda x: x.sum(0), x.sum(0))]
+    for operation, size in operations:
         with RandomRounding(generator(0)) as mode:
             error = (operation(x) - operation(x.clone())).abs() / size  # two draws
         assert 0.9 * EPS < error.max() <= 5 * EPS and (error > 0).double().mean() > 0.5
@@ -262,9 +247,7 @@ def test_the_columns_of_the_floor_are_consistent(fresh_subject):
     for (where, values), (_, same) in zip(once, again, strict=True):
         assert all(torch.equal(values[name], same[name]) for name in values if not values[name].isnan().any())
         prefix = "attention_" if where["sublayer"] == "weights" else ""
-        floor, relative, below = (
-            values[prefix + name] for name in ("noise_floor", "relative_noise_floor", "below_floor")
-        )
+        floor, relative, below = (values[prefix + name] for name in STATE_FLOORS)
         assert torch.equal(below, values[f"{prefix}relative_residual"] <= relative)
         if not prefix:
             size = values["residual"] / values["relative_residual"]
