@@ -26,8 +26,7 @@ FORMS = ("sharp", "slide", "any")
 
 def num_harmonics(dimension: int, degree: int) -> int:
     """N(d, l) = C(l+d-1, d-1) - C(l+d-3, d-1): dimension of the harmonics of degree l on S^(d-1)."""
-    lower = math.comb(degree + dimension - 3, dimension - 1) if degree >= 2 else 0
-    return math.comb(degree + dimension - 1, dimension - 1) - lower
+    return math.comb(degree + dimension - 1, dimension - 1) - math.comb(degree + dimension - 3, dimension - 1)
 
 
 def num_seen(rank: int, degree: int, form: str) -> int:

@@ -1,5 +1,6 @@
 """What was read of a network, in words and as a table: network.csv."""
 
+from collections.abc import Iterator
 from itertools import groupby
 
 import pandas as pd
@@ -80,19 +81,18 @@ def _row(part: str, name: str, shape: tuple[int, ...], axes: Axes | None = None,
     return row | columns
 
 
-def _inputs(read: ReadModule) -> list[dict]:
-    rows, masks = [], {part.partition(":")[2]: part for part in read.mask.split(", ")}
+def _inputs(read: ReadModule) -> Iterator[dict]:
+    masks = {part.partition(":")[2]: part for part in read.mask.split(", ")}
     for number, x in enumerate(read.reading.inputs):
         axes = Axes(read.example.axis(number), x.axes.tokens)
         mask = masks.get(x.name)
         counts = f"mask: true means {mask.partition(':')[0]}" if mask else "data" if x.is_touched else "not read"
         note = "" if x.is_touched or mask else "neither tokens nor numbers that reach attention, nor a mask of padding"
-        rows.append(_row("input", x.name, x.shape, axes, counts=counts, note=note))
-    return rows
+        yield _row("input", x.name, x.shape, axes, counts=counts, note=note)
 
 
-def _attention(read: ReadModule) -> list[dict]:
-    rows, live = [], read.reading.leading_to(read.target)
+def _attention(read: ReadModule) -> Iterator[dict]:
+    live = read.reading.leading_to(read.target)
     for call in read.reading.calls:
         counts, note = "head", f"{call.call.function}; {_evidence(call)}"
         if call not in live:
@@ -100,8 +100,7 @@ def _attention(read: ReadModule) -> list[dict]:
         elif call.twin is not None:
             counts = f"one with call {read.reading.by_key[call.twin].call.index}, which has the same P"
         columns = {"number": call.call.index, "heads": call.lead.heads, "kind": _kind(call), "counts": counts}
-        rows.append(_row("attention", call.call.module or "the module itself", call.shape, note=note, **columns))
-    return rows
+        yield _row("attention", call.call.module or "the module itself", call.shape, note=note, **columns)
 
 
 def _evidence(call: ReadCall) -> str:
@@ -111,25 +110,19 @@ def _evidence(call: ReadCall) -> str:
     return f"no change of a token showed which axis it mixes; taken for attention by its softmax; {size}"
 
 
-def _factors(read: ReadModule) -> list[dict]:
-    rows = []
+def _factors(read: ReadModule) -> Iterator[dict]:
     keyed = groupby(read.reading.factors, lambda factor: (factor.call.module, factor.call.function, factor.why))
     for (module, function, why), group in keyed:
         factors = list(group)
         columns = {"number": factors[0].call.index, "counts": f"frozen factor ({_times(len(factors), 'product')})"}
-        rows.append(
-            _row("factor", module or "the module itself", factors[0].shape, note=f"{function}; {why}", **columns)
-        )
-    return rows
+        yield _row("factor", module or "the module itself", factors[0].shape, note=f"{function}; {why}", **columns)
 
 
-def _outputs(read: ReadModule, half: str) -> list[dict]:
-    rows = []
+def _outputs(read: ReadModule, half: str) -> Iterator[dict]:
     for output in read.reading.outputs:
         is_target = output == read.target
         counts = f"measured{f' ({half})' if half else ''}" if is_target else "not measured"
-        rows.append(_row("output", output.name, output.shape, read.axes if is_target else output.axes, counts=counts))
-    return rows
+        yield _row("output", output.name, output.shape, read.axes if is_target else output.axes, counts=counts)
 
 
 def _tokens(read: ReadModule) -> dict:
