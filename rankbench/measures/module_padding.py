@@ -122,11 +122,10 @@ def _by_weights(
 ) -> Example:
     """The example with lengths of these inputs' tokens from the weights of attention on every sequence."""
     seen: dict[int | None, list[Tensor]] = {number: [] for number in numbers}
-    wanted = tuple(
-        next(call for call in heads if call.keys_of == number and (not call.is_cross or cross))
-        for number in numbers
-        for cross in [all(call.is_cross for call in heads if call.keys_of == number)]
-    )
+    wanted = []
+    for number in numbers:
+        calls = [call for call in heads if call.keys_of == number]
+        wanted.append(next((call for call in calls if not call.is_cross), calls[0]))
     for chunk in example.split(SEQUENCES_AT_A_TIME):
 
         def watch(call: AttentionCall) -> None:
@@ -134,7 +133,7 @@ def _by_weights(
             of = reading.by_key[call.key]
             seen[of.keys_of].append(~hidden_keys(call.weights, logits, of.is_cross))
 
-        tap_calls(module, reading, wanted, chunk, watch)
+        tap_calls(module, reading, tuple(wanted), chunk, watch)
     for number, present in seen.items():
         example = _padded(example, number, torch.cat(present), "attention")
     return example

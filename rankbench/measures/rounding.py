@@ -14,9 +14,8 @@ where eps is that of z's dtype and s the size of the terms that the operation ad
                     their inputs with a relative error of eps u, because they add up several numbers.
 
 Results that involve no rounding (copies, views, lookups, maxima, ReLU, whole parts, and tensors of nothing but whole
-numbers, as counts of tokens are) stay as they are. A perturbed pass
-ends in states X + D, where D is a random error like that of X itself, carried through the layers. With the residual
-res(X) = X - 1 x^T, which is linear in X, the floor of a state is
+numbers, as counts of tokens are) stay as they are. A perturbed pass ends in states X + D, where D is a random error
+like that of X itself, carried through the layers. With the residual res(X) = X - 1 x^T the floor of a state is
 
     floor = max(MARGIN max over passes of ||res(D)||_{1,inf},  eps ||X||_{1,inf},  smallest normal number),
 
