@@ -62,9 +62,8 @@ def test_corollary_3_1_is_the_largest_of_all_orders_of_cubing_and_doubling(beta,
             for cubes in order:
                 bound = 8 * big(beta) * heads / mpmath.sqrt(width) * bound**3 if cubes else 2 * heads * bound
             leaves.append(bound)
-        assert dong_theory.cor_3_1(beta, heads, width, layers, residual) == pytest.approx(
-            log10_of(max(leaves)), **CLOSE
-        )
+        got = dong_theory.cor_3_1(beta, heads, width, layers, residual)
+        assert got == pytest.approx(log10_of(max(leaves)), **CLOSE)
 
 
 @every
@@ -87,9 +86,8 @@ def test_bounds_of_deep_networks_end_at_infinity_and_not_at_nan():
 def test_arrays_are_bounded_one_by_one():
     residuals = np.array([-3.0, 0.0, 2.0])
     for bound in (dong_theory.thm_2_3, dong_theory.cor_3_1):
-        assert bound(0.5, 2, 9, 3, residuals) == pytest.approx(
-            [bound(0.5, 2, 9, 3, residual) for residual in residuals]
-        )
+        one_by_one = [bound(0.5, 2, 9, 3, residual) for residual in residuals]
+        assert bound(0.5, 2, 9, 3, residuals) == pytest.approx(one_by_one)
     values = ([0.1, -0.4], [0.3, 0.2], 4, 1.0, 0.2)
     one_by_one = [dong_theory.diameter_layer(residual, *values) for residual in residuals]
     assert dong_theory.diameter_layer(residuals, *values) == pytest.approx(one_by_one)
@@ -219,9 +217,8 @@ def test_theorem_2_3_fails_for_two_heads():
     fills the 1-norm's bound and the other the inf-norm's; the residual is D^(1/4) / 16 of the bound."""
     width, tilt = 2**20, 1e-3
     u = sparse.csr_array(np.full((1, width), math.sqrt(tilt / width)))
-    spread = sparse.csr_array(
-        (np.full(width, width**-0.5), (np.arange(width), np.zeros(width, dtype=int))), shape=(width, width)
-    )
+    at = np.arange(width), np.zeros(width, dtype=int)
+    spread = sparse.csr_array((np.full(width, width**-0.5), at), shape=(width, width))
     w = [sparse.eye_array(width, format="csr"), spread]
     sums = [(abs(w_DD).sum(0).max(), abs(w_DD).sum(1).max()) for w_DD in w]
     assert [math.sqrt(a * b) for a, b in sums] == pytest.approx([1, 1])
@@ -271,12 +268,8 @@ def test_path_lengths_are_binomial_however_many_there_are(layers, heads):
     got = dong_theory.path_length_distribution(layers, heads)
     length = np.arange(layers + 1)
     # scipy by log-gamma: about 1e-16 of the logarithm, which is 1e4 at the most
-    log_count = (
-        scipy.special.gammaln(layers + 1)
-        - scipy.special.gammaln(length + 1)
-        - scipy.special.gammaln(layers - length + 1)
-        + length * math.log(heads)
-    )
+    whole, taken, skipped = (scipy.special.gammaln(number + 1) for number in (layers, length, layers - length))
+    log_count = whole - taken - skipped + length * math.log(heads)
     assert got.log10_count == pytest.approx(log_count / math.log(10), rel=1e-11, abs=1e-11)
     wanted = scipy.stats.binom(layers, heads / (heads + 1)).pmf(length)
     assert got.share == pytest.approx(wanted, rel=1e-8, abs=1e-300)  # scipy's error grows with the logarithm

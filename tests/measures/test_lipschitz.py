@@ -129,9 +129,8 @@ LAYERS = [
 def test_layer_jacobian_and_derivative_are_those_of_the_definition(changes):
     layer = random_layer(1, **changes, gain=0.7)._replace(divisor=1.7)
     x_BND, v_BND = states(1, 2, 5, 4), states(2, 2, 5, 4)
-    torch.testing.assert_close(
-        attention_layer.attend(layer, x_BND), torch.stack([attend_slowly(layer, x) for x in x_BND])
-    )
+    attended = torch.stack([attend_slowly(layer, x) for x in x_BND])
+    torch.testing.assert_close(attention_layer.attend(layer, x_BND), attended)
     wanted = torch.stack([torch.func.jacrev(lambda x: attend_slowly(layer, x))(x_ND) for x_ND in x_BND])
     rows = jacobian(layer, x_BND)
     torch.testing.assert_close(rows, wanted, **EXACT)

@@ -48,9 +48,7 @@ def test_w_qk_is_the_mixed_derivative_of_the_scores(random_network, changes, sco
     q_1HNK, k_1HNK, _ = attention.queries_keys_values(x_ND[None])
     p_HNN = attention.weights(q_1HNK, k_1HNK, None)[0]
     left_HDK, right_HDK = head_maps(attention)["qk"]
-    norms = [
-        constants["qk_norm"] for where, constants in constants_by_layer(model, 4).items() if "qk_norm" in constants
-    ]
+    norms = [values["qk_norm"] for values in constants_by_layer(model, 4).values() if "qk_norm" in values]
     for head in range(2):
 
         def between(function, x_D, y_D, head=head):

@@ -22,13 +22,11 @@ def logits():
 
 def test_divergence_and_excess_are_those_of_torch(logits):
     targets = torch.randint(7, (2, 5), generator=torch.Generator().manual_seed(1))
-    targets[1, 3:] = ABSENT
+    targets[1, 3:] = ABSENT  # whose losses are 0
     beside = beside_whole(logits, logits[-1], targets)
     log_q, log_p = logits.log_softmax(-1), logits[-1].log_softmax(-1).expand_as(logits)
     assert torch.allclose(beside.divergence, F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(-1))
-    losses = torch.stack(
-        [F.cross_entropy(x.mT, targets, reduction="none", ignore_index=ABSENT) for x in logits]
-    )  # 0 where ignored
+    losses = torch.stack([F.cross_entropy(x.mT, targets, reduction="none", ignore_index=ABSENT) for x in logits])
     assert torch.allclose(beside.excess, losses - losses[-1])
     assert torch.allclose(beside.whole_loss, losses[-1])
     assert torch.equal(beside.agrees, logits.argmax(-1) == logits[-1].argmax(-1))

@@ -37,9 +37,8 @@ def test_plain_skips_keep_the_streams_equal():
 def test_the_product_of_doubly_stochastic_matrices_has_gain_1():
     model, inputs = network(hyper_connections="doubly_stochastic", stream_deviation=0.1)
     product_SS = torch.eye(S, dtype=torch.float64)
-    for connection, (_, (residual_B, of_mixing)) in zip(
-        connections(model), streams_by_layer(model, inputs), strict=True
-    ):
+    rows = zip(connections(model), streams_by_layer(model, inputs), strict=True)
+    for connection, (_, (residual_B, of_mixing)) in rows:
         mix_SS = connection.streams(1.0).mix
         for axis in (0, 1):  # Sinkhorn's 20 steps leave a little
             torch.testing.assert_close(mix_SS.sum(axis), torch.ones(S, dtype=torch.float64), rtol=0, atol=1e-9)
