@@ -26,14 +26,12 @@ BYTES_AT_A_TIME = 1 << 24
 def check_sums(reads: Mapping[str, ReadModule]) -> None:
     """ConfigError if what is measured of a module is not the sum of its paths, tried on one sequence."""
     for read in reads.values():
-        for _ in module_sums(read, read.example[:1]):
-            pass
+        list(module_sums(read, read.example[:1]))
 
 
 def paths_of(read: ReadModule) -> Paths:
     """The numbers of paths to what is measured."""
-    tape = read.record(read.example[:1])
-    return tape.paths(read.upto, read.choose)
+    return read.record(read.example[:1]).paths(read.upto, read.choose)
 
 
 @torch.no_grad()
