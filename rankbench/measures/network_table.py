@@ -12,14 +12,9 @@ COLUMNS = ["part", "name", "number", "shape", "token_axis", "sequence_axis", "he
 
 
 def table_of_reading(read: ReadModule, half: str) -> pd.DataFrame:
-    """Rows: part, what the row is about.
-
-    input: an argument; counts says whether it is a mask. attention: a call, by its submodule and its number in the
-    pass, with the shape of P (its last two axes are queries and keys), the heads of one sequence, and kind: softmax, or
-    what else made P of scores; `cross` if queries and keys are other tokens; a question mark where the network's own
-    numbers did not show that it mixes tokens. factor: a product that looks like attention and is none. mixing: a
-    submodule that mixes tokens by something that is no attention, as a convolution does. output: a tensor that the
-    network returns; counts says which is measured. tokens: how many tokens of how many sequences are measured.
+    """Rows, by `part` (docs/NETWORKS.md has more): inputs; calls of attention, with the shape of P, whose last two
+    axes are queries and keys, and the heads of one sequence; factors, products that look like attention and are none;
+    mixing, submodules that mix tokens by something else; outputs; tokens, the last row, that are measured.
     """
     mixing = [_row("mixing", name, (), counts="no head: paths pass it") for name in read.reading.mixing]
     rows = [*_inputs(read), *_attention(read), *_factors(read), *mixing, *_outputs(read, half), _tokens(read)]
