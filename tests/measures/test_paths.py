@@ -148,22 +148,20 @@ def test_the_remainder_of_single_precision_is_single_rounding(norm):
 def test_the_sweep_does_not_care_how_many_sequences_it_takes(monkeypatch, mlp):
     model, inputs, built = network(layers=3), tokens(num_sequences=7), []
 
-    class Counted(FrozenNetwork):
-        def __init__(self, model, inputs, mlp):
-            built.append(len(inputs))
-            super().__init__(model, inputs, mlp)
+    def counted(model, inputs, mlp):
+        built.append(len(inputs))
+        return FrozenNetwork(model, inputs, mlp)
 
-    monkeypatch.setattr(rankbench.measures.frozen_network, "FrozenNetwork", Counted)
-    sums = {}
+    monkeypatch.setattr(rankbench.measures.frozen_network, "FrozenNetwork", counted)
+    sums = []
     # the terms of one sequence: (layers + 2) x 4 tokens x 6 numbers of 8 bytes
     for size in (1, 2 * 5 * 4 * 6 * 8, 1 << 40):
         monkeypatch.setattr(rankbench.measures.frozen_network, "SWEEP_BYTES", size)
-        sums[size] = sums_by_length(model, inputs, mlp)
+        sums.append(sums_by_length(model, inputs, mlp))
     assert built == [1] * 7 + [2, 2, 2, 1] + [7]
-    first, *others = sums.values()
-    for other in others:
-        for part, same in zip(first, other, strict=True):
-            close(part, same)
+    for part, *others in zip(*sums, strict=True):
+        for other in others:
+            close(part, other)
 
 
 def test_sums_by_length_leave_no_gradient_and_no_trace():

@@ -34,25 +34,12 @@ def test_without_sinks_is_the_sequence_without_these_tokens(states):
             assert values[name][row].item() == pytest.approx(value_B.item(), rel=1e-12), name
 
 
-def test_absent_tokens_are_no_sinks_and_no_median(states):
-    lengths_B = torch.tensor([6, 5, 4])
-    padded = states.clone()
-    padded[0, 1] *= 200
-    for row, length in enumerate(lengths_B):
-        padded[row, length:] = 1e6
-    floor_B = torch.zeros(3, dtype=torch.float64)
-    present_BN = torch.arange(6) < lengths_B[:, None]
-    values = metrics_in_view(padded, present_BN, floor_B, View("without_sinks", 10.0))
-    assert values["num_sinks"].tolist() == [1, 1, 1]  # token 4 of the third is absent
-    for row, tokens in enumerate([(1,), (2,), (0,)]):
-        expected = state_metrics(without(padded[row, : lengths_B[row]], tokens))
-        assert values["effective_rank"][row].item() == pytest.approx(expected["effective_rank"].item(), rel=1e-12)
-
-
 @pytest.mark.parametrize("name", ["all", "without_sinks", "unit_length"])
 def test_tokens_that_do_not_count_are_as_if_they_were_not_there(states, name):
+    """Absent ones, at the end of a sequence, among them: they are no sinks, and do not move the median."""
     counted_BN = torch.ones(3, 6, dtype=torch.bool)
-    counted_BN[0, [0, 5]] = counted_BN[1, 3] = False
+    counted_BN[0, [0, 5]] = counted_BN[1, 3] = counted_BN[2, 4:] = False
+    states[~counted_BN] = 1e6
     view, floor_B = View(name, 10.0), torch.zeros(3, dtype=torch.float64)
     values = metrics_in_view(states, counted_BN, floor_B, view)
     for row in range(3):
