@@ -36,10 +36,8 @@ def metrics_by_layer(
             yield {"layer": 0, "sublayer": "input", "head": None}, embedding
         layer, kind = step.sublayer.layer, step.sublayer.kind
         if isinstance(step, AttentionStep) and view.name == "all":
-            stochastic = step.sublayer.part.weighting.stochastic
-            of_weights = attention_metrics(
-                step.weights_BHNM, visible_NM, lengths_B, counted_BN, floors.weights_BH, stochastic
-            )
+            p_BHNM, stochastic = step.weights_BHNM, step.sublayer.part.weighting.stochastic
+            of_weights = attention_metrics(p_BHNM, visible_NM, lengths_B, counted_BN, floors.weights_BH, stochastic)
             for head in range(step.sublayer.part.heads):
                 axes = {"layer": layer, "sublayer": "weights", "head": head + 1}
                 yield axes, {metric: value_BH[:, head] for metric, value_BH in of_weights.items()}

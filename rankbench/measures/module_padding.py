@@ -76,7 +76,7 @@ def _hidden(heads: tuple[ReadCall, ...], number: int | None) -> Tensor | None:
     calls = [call for call in heads if call.keys_of == number and call.kind in ("softmax", "signed")]
     calls = [call for call in calls if not call.is_cross] or calls
     each = [call.hidden_RM for call in calls if call.hidden_RM is not None]
-    if not each or any(x.shape != each[0].shape or not torch.equal(x, each[0]) for x in each) or not each[0].any():
+    if not each or not all(torch.equal(x, each[0]) for x in each) or not each[0].any():
         return None
     hidden_BM = each[0]
     if (hidden_BM[:, :-1] & ~hidden_BM[:, 1:]).any():

@@ -124,12 +124,9 @@ def _tokens(read: ReadModule) -> dict:
     example = read.example
     num_tokens = [read.target.shape[axis] for axis in read.axes.tokens]
     whole = example.num_sequences * (num_tokens[0] if len(num_tokens) == 1 else 1)
-    counted_BN = read.counted(example)
+    counted_BN, count = read.counted(example), None
     note = "one vector for each sequence" if not num_tokens else f"all {whole} tokens count"
     if counted_BN is not None:
-        by = f", by {read.mask}" if read.mask else ""
-        note = f"{int(counted_BN.sum())} of {whole} tokens count{by}"
-    shape = (example.num_sequences, *num_tokens)
-    return _row(
-        "tokens", read.target.name, shape, counts=None if counted_BN is None else int(counted_BN.sum()), note=note
-    )
+        count, by = int(counted_BN.sum()), f", by {read.mask}" if read.mask else ""
+        note = f"{count} of {whole} tokens count{by}"
+    return _row("tokens", read.target.name, (example.num_sequences, *num_tokens), counts=count, note=note)
