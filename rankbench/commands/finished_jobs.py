@@ -6,7 +6,6 @@ import logging
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -103,14 +102,5 @@ def finished_job(folder: Path, made_from: str | None) -> FinishedJob | None:
     recipe, name, files, lines = parts = [content.get(part) for part in ("recipe", "name", "files", "lines")]
     if made_from is None or recipe != made_from or content.get("digest") != _digest(parts) or None in files.values():
         return None
-    same = [_checksum_of_text(Path(file)) if Path(file).is_absolute() else checksum(folder / file) for file in files]
-    return FinishedJob(folder, name, tuple(lines)) if same == list(files.values()) else None
-
-
-def _checksum_of_text(path: Path) -> str | None:
-    return _checksum_at(path, path.stat().st_mtime_ns) if path.is_file() else None
-
-
-@cache  # many jobs read the same text
-def _checksum_at(path: Path, written: int) -> str | None:
-    return checksum(path)
+    is_same = all(checksum(folder / file) == digest for file, digest in files.items())  # texts have absolute paths
+    return FinishedJob(folder, name, tuple(lines)) if is_same else None
