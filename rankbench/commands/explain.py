@@ -32,7 +32,11 @@ def explained(words: list[str]) -> str:
     asked = [word for word in words if not word.startswith("plugins=")]
     if odd := [word for word in asked if "=" in word or word.startswith("-")]:
         raise ConfigError(f"explain {odd[0]}: takes words without `=`, as in `rankbench explain model.norm`")
-    keys = _keys()
+    load_plugins()
+    keys: Keys = {}  # of all commands, tasks and analyses
+    for heading, rows in sections().items():
+        for name, row in rows.items():
+            keys.setdefault(name, (heading, row))
     return "\n\n".join("\n\n".join(map(_in_lines, _meanings(word, keys))) for word in asked)
 
 
@@ -47,16 +51,6 @@ def _meanings(word: str, keys: Keys) -> list[Facts]:
     called = [name for name in keys if name.rpartition(".")[2] == word]
     meant = f", did you mean {' or '.join(called)}?" if called else closest(word, sorted(_all_words(keys)))
     raise ConfigError(f"explain {word}: unknown{meant}; `rankbench explain` says what can be asked for")
-
-
-def _keys() -> Keys:
-    """All keys of all commands, tasks and analyses."""
-    load_plugins()
-    keys: Keys = {}
-    for heading, rows in sections().items():
-        for name, row in rows.items():
-            keys.setdefault(name, (heading, row))
-    return keys
 
 
 def _key(word: str, heading: str, row: Row) -> Facts:
@@ -109,7 +103,7 @@ def _measured(word: str, keys: Keys) -> Iterator[Facts]:
     for name, analysis in ANALYSES.items():
         if word in analysis.columns:
             meanings.setdefault(analysis.columns[word], []).append(name)
-    formula, source = _formulas().get(word, ("", ""))
+    formula, source = _cells_by_name(METRICS, 3).get(word, ("", ""))
     for meaning, names in meanings.items():
         tables = ", ".join(f"{name}.csv" for name in names)
         command = f"rankbench analyze run=latest analysis=[{names[0]}]"
@@ -119,8 +113,8 @@ def _measured(word: str, keys: Keys) -> Iterator[Facts]:
 
 def _judged(word: str, keys: Keys) -> Iterator[Facts]:
     """A column of the tables of verdicts."""
-    if (meaning := _verdict_columns().get(word)) is not None:
-        yield {f"{word} (column of verdicts.csv, statements.csv)": meaning}
+    if word in (meanings := _cells_by_name(VERDICTS, 2)):
+        yield {f"{word} (column of verdicts.csv, statements.csv)": meanings[word][0]}
 
 
 def _preset(word: str, keys: Keys) -> Iterator[Facts]:
@@ -155,24 +149,14 @@ def _all_words(keys: Keys) -> set[str]:
     groups = {name.partition(".")[0] for name in keys}
     choices = {name for group in (*GROUPS, "experiment") for name in plugins.choices(group)}
     columns = {name for analysis in ANALYSES.values() for name in analysis.columns}
-    return {*keys, *groups, *choices, *columns, *_verdict_columns(), *CLAIMS}
+    return {*keys, *groups, *choices, *columns, *_cells_by_name(VERDICTS, 2), *CLAIMS}
 
 
-def _formulas() -> dict[str, tuple[str, str]]:
-    """The metrics of docs/METRICS.md: formula, and range and source."""
-    return {name: (formula, source) for name, (formula, source) in _cells_by_name(METRICS, 3)}
-
-
-def _verdict_columns() -> dict[str, str]:
-    """The columns of docs/CLAIMS.md and what they mean."""
-    return {name: meaning for name, (meaning,) in _cells_by_name(VERDICTS, 2)}
-
-
-def _cells_by_name(page: Path, num_columns: int) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _cells_by_name(page: Path, num_columns: int) -> dict[str, list[str]]:
     """The names in the first cells of the tables of this many columns, each with the other cells of its row."""
     row = r"^\| (`.*?)" + r" \| (.*?)" * (num_columns - 1) + r" ?\|$"
-    for names, *cells in re.findall(row, page.read_text(encoding="utf-8").replace(r"\|", "|"), re.MULTILINE):
-        yield from ((name, tuple(cells)) for name in re.findall(r"`(\w+)`", names))
+    rows = re.findall(row, page.read_text(encoding="utf-8").replace(r"\|", "|"), re.MULTILINE)
+    return {name: cells for names, *cells in rows for name in re.findall(r"`(\w+)`", names)}
 
 
 def _in_lines(facts: Facts) -> str:
