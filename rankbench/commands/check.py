@@ -4,11 +4,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-
 from rankbench.commands.checks import check_everything, check_job, doubting_plugins
 from rankbench.commands.compose import compose, load_plugins
-from rankbench.commands.composition import composed
+from rankbench.commands.composition import composed, parsed
 from rankbench.commands.messages import explaining
 from rankbench.config import plugins
 from rankbench.config.keys import ConfigError
@@ -101,7 +99,7 @@ def _tried_preset(name: str, named: Sequence[str]) -> str:
     command, words = preset.verb or "train", [f"plugins=[{','.join(named)}]", f"experiment={name}"]
     with explaining(command, words):
         params = composed(command, *words, return_hydra_config=True).hydra.sweeper.params or {}
-    swept = OverridesParser.create().parse_overrides([f"{key}={values}" for key, values in params.items()])
+    swept = parsed(f"{key}={values}" for key, values in params.items())
     values = {
         key.key_or_group: [*key.sweep_string_iterator()] if key.is_sweep_override() else [key.value()] for key in swept
     }

@@ -209,8 +209,8 @@ def _folder_of_user(parsed: "argparse.Namespace") -> list[str]:
 
 def _of_first_job(words: list[str]) -> list[str]:
     """The words of a sweep's first job."""
-    from rankbench.commands.composition import initialised
-    from rankbench.commands.sweeps import jobs_of, parsed
+    from rankbench.commands.composition import initialised, parsed
+    from rankbench.commands.sweeps import jobs_of
 
     with initialised():
         return jobs_of(parsed(words))[0]

@@ -9,12 +9,11 @@ from collections.abc import Callable, Iterable, MutableMapping
 from pathlib import Path
 from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import MISSING, DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from rankbench.commands.budgets import fitted
-from rankbench.commands.composition import composed, name_folder
+from rankbench.commands.composition import composed, name_folder, parsed
 from rankbench.commands.messages import UNKNOWN_TO_HYDRA, explaining, groups, wanted
 from rankbench.config import model, plugins, schema
 from rankbench.config.compatibility import check
@@ -181,7 +180,7 @@ def compose(command: str, *words: str) -> Config:
             raise ConfigError(f"{word}: applies to jobs that Hydra starts, and here it starts none; leave it out")
     given = as_keys(command, words)
     with explaining(command, given):
-        overrides = OverridesParser.create().parse_overrides(given)
+        overrides = parsed(given)
         for override in overrides:
             if override.is_sweep_override():
                 raise ConfigError(_sweep_refused(override.input_line or "", command, given))
@@ -227,8 +226,7 @@ def resolve(cfg: DictConfig, words: Iterable[str] = ()) -> Config:
 
 def _keep_named_analyses(cfg: DictConfig, words: Iterable[str]) -> None:
     """If the words have an analysis=[...], remove the analyses that are there only because a preset sets their keys."""
-    overrides = OverridesParser.create().parse_overrides(list(words))
-    values = {override.get_key_element(): override.value() for override in overrides if not override.is_delete()}
+    values = {override.get_key_element(): override.value() for override in parsed(words) if not override.is_delete()}
     if isinstance(named := values.get("analysis"), str | list):
         for name in [named] if isinstance(named, str) else named:
             if name not in cfg.analysis:

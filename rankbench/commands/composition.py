@@ -87,7 +87,7 @@ def composed_here(command: str, words: Sequence[str]) -> DictConfig:
 
     The words that only set values, as seed=3, change a copy of what the others choose and merge.
     """
-    overrides = OverridesParser.create().parse_overrides(list(words))
+    overrides = parsed(words)
     values = [override for override in overrides if _sets_a_value(command, override)]
     others = [override for override in overrides if override not in values]
     # words that add or remove keys, or set several at once, depend on their order; a user's folder may hold many files
@@ -121,6 +121,13 @@ def name_folder(config: DictConfig, varied: Iterable[str] = ()) -> None:
     if name and not config.get("run"):
         name = re.sub(r"[^\w.+-]+", "-", str(name))[:LONGEST_NAME]
         config.out = f"{folder}_{name}"
+
+
+def parsed(words: Iterable[str]) -> list[Override]:
+    """The words as Hydra's overrides; glob(...) needs a Hydra that is initialised."""
+    running = GlobalHydra.instance()
+    loader = running.config_loader() if running.is_initialized() else None
+    return OverridesParser.create(loader).parse_overrides(list(words))
 
 
 def record_words(config: DictConfig, overrides: Iterable[Override]) -> None:

@@ -11,13 +11,12 @@ from typing import Any
 
 import hydra
 from hydra._internal.callbacks import Callbacks
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobReturn, configure_log, run_job
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from rankbench.commands.checks import check_job, check_single
-from rankbench.commands.composition import composed_here, name_folder, record_words, register
+from rankbench.commands.composition import composed_here, name_folder, parsed, record_words, register
 from rankbench.commands.failures import leaving_nothing
 from rankbench.commands.job import config_of_job, typed_words
 from rankbench.commands.sweeps import sweep
@@ -32,7 +31,7 @@ def start(command: str, words: list[str], job: Callable[[DictConfig], Any], want
 
     Nothing is written before all configs are checked.
     """
-    overrides = OverridesParser.create().parse_overrides([*_naming_after_what_varies(words), *words])
+    overrides = parsed([*_naming_after_what_varies(words), *words])
     varied = [override for override in overrides if override.is_sweep_override()]
     config = composed_here(command, [str(override.input_line) for override in overrides if override not in varied])
     is_sweep = wants_sweep or config.hydra.mode == RunMode.MULTIRUN
@@ -60,10 +59,10 @@ def start(command: str, words: list[str], job: Callable[[DictConfig], Any], want
 
 def _naming_after_what_varies(words: list[str]) -> list[str]:
     """The word that has Hydra name the folders of a sweep's jobs after the keys that vary between them alone."""
-    overrides = OverridesParser.create().parse_overrides(words)
+    overrides = parsed(words)
     varied = {override.key_or_group for override in overrides if override.is_sweep_override()}
-    fixed = dict.fromkeys(override.key_or_group for override in overrides if not override.is_delete())
-    same = [key for key in fixed if key not in varied]
+    keys = dict.fromkeys(override.key_or_group for override in overrides if not override.is_delete())
+    same = [key for key in keys if key not in varied]
     return [f"hydra.job.config.override_dirname.exclude_keys=[{','.join(same)}]"] if same else []
 
 

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
@@ -22,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from rankbench.commands.checks import check_job, check_kind, check_records
 from rankbench.commands.compose import load_plugins, resolve
-from rankbench.commands.composition import composed, composed_here
+from rankbench.commands.composition import composed, composed_here, parsed
 from rankbench.commands.failures import INTERRUPTED, quit_silently, refuse
 from rankbench.commands.finished_jobs import FinishedJob, finished_job, recipe, surroundings
 from rankbench.commands.job import config_of_job, typed_words
@@ -161,12 +159,6 @@ class Grid:
             print(f"{left} job{'s' * (left > 1)} left, about {time_left}", file=sys.stderr, flush=True)
 
 
-def parsed(words: list[str]) -> list[Override]:
-    """The words as Hydra's overrides; glob(...) needs a Hydra that is initialised."""
-    running = GlobalHydra.instance()
-    return OverridesParser.create(running.config_loader() if running.is_initialized() else None).parse_overrides(words)
-
-
 def jobs_of(overrides: Sequence[Override]) -> list[list[str]]:
     """The words of each job of a sweep; ConfigError for a word without values, or with endlessly many."""
     for override in overrides:
@@ -214,7 +206,7 @@ def _best_trial(folder: Path, config: DictConfig) -> list[str]:
 def _check_search(config: DictConfig) -> None:
     """Check the keys that are the same in all trials of a search, whose jobs are not known beforehand."""
     command, words = config.hydra.job.config_name, typed_words(config)
-    same = [word for word in words if not OverridesParser.create().parse_override(word).is_sweep_override()]
+    same = [str(override.input_line) for override in parsed(words) if not override.is_sweep_override()]
     with explaining(command, words):
         cfg = resolve(composed(command, *same), same)
     check_job(cfg, same)

@@ -5,8 +5,8 @@ import yaml
 from command_line import refused, succeeds
 
 from rankbench.commands.compose import as_keys
-from rankbench.commands.composition import initialised
-from rankbench.commands.sweeps import jobs_of, parsed
+from rankbench.commands.composition import initialised, parsed
+from rankbench.commands.sweeps import jobs_of
 from rankbench.config import plugins
 
 
