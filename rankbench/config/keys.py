@@ -194,7 +194,9 @@ def _converted(cls: Any, values: Any, prefix: str) -> dict[str, Any]:
         raise ConfigError(f"{prefix}={as_typed(values)}: is a group of keys; set one of them, as in {prefix}.<key>=...")
     prefix = f"{prefix}." if prefix else ""
     fields = {field.name: field for field in dataclasses.fields(cls)}
-    refuse_unknown(values, fields, prefix)
+    for name in values:
+        if name not in fields:
+            raise ConfigError(f"{prefix}{name}: unknown key{closest(name, [*fields])}; allowed are {listed([*fields])}")
     converted = {name: _as_type(fields[name].type, value, f"{prefix}{name}") for name, value in values.items()}
     for name, field in fields.items():
         if name not in values and field.default is field.default_factory is dataclasses.MISSING:
@@ -226,14 +228,6 @@ def _as_type(type_: Any, value: Any, name: str) -> Any:
         if type(value) in CONVERTED.get(kind, ()):
             return kind(value)
     raise ConfigError(f"{name}={as_typed(value)}: wants {WANTED[kind]}{null}")
-
-
-def refuse_unknown(names: Iterable[str], allowed: Iterable[str], prefix: str) -> None:
-    """Raise ConfigError for the first of these keys that is not among the allowed ones."""
-    allowed = list(allowed)
-    for name in names:
-        if name not in allowed:
-            raise ConfigError(f"{prefix}{name}: unknown key{closest(name, allowed)}; allowed are {listed(allowed)}")
 
 
 def shortened(message: str) -> str:
