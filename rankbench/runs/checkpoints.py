@@ -14,13 +14,8 @@ from rankbench.config.keys import ConfigError
 from rankbench.runs.files import regular, replacing
 
 
-def save_weights(path: Path, weights: dict[str, Tensor]) -> None:
-    """Save the weights of all seeds, each tensor with a leading axis of seeds."""
-    _save(path, weights, {})
-
-
 def weights(path: Path) -> dict[str, Tensor]:
-    """Load what `save_weights` saved; ConfigError if there is nothing, or anything but floating-point numbers."""
+    """Load what `Run.save_weights` saved; ConfigError if there is nothing, or anything but floating-point numbers."""
     loaded = _load(path)[0]
     for name, weight in loaded.items():
         if not weight.is_floating_point():
@@ -33,7 +28,7 @@ def save_state(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) ->
     tensors = {name: tensor.cpu() for name, tensor in tensors.items()}
     header = {"facts": json.dumps(facts)}
     header["sha256"] = _digest(tensors, header["facts"])
-    _save(path, tensors, header)
+    save(path, tensors, header)
 
 
 def state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
@@ -59,7 +54,8 @@ def _digest(tensors: dict[str, Tensor], facts: str) -> str:
     return digest.hexdigest()
 
 
-def _save(path: Path, tensors: dict[str, Tensor], header: dict[str, str]) -> None:
+def save(path: Path, tensors: dict[str, Tensor], header: dict[str, str]) -> None:
+    """Save tensors, and texts in the file's header, atomically."""
     with replacing(path) as part:
         try:
             save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, part, header)

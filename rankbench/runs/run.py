@@ -327,7 +327,7 @@ class Run:
         """Save the weights of all seeds, each tensor with a leading axis of seeds."""
         from rankbench.runs import checkpoints
 
-        checkpoints.save_weights(self.folder / WEIGHTS, weights)
+        checkpoints.save(self.folder / WEIGHTS, weights, {})
 
     def weights(self) -> dict[str, "Tensor"]:
         """Load what `save_weights` saved; ConfigError if there is nothing, or if it changed since training ended."""
