@@ -191,8 +191,6 @@ def compose(command: str, *words: str) -> Config:
         preset = next(word for word in given if word.startswith("experiment="))
         raise ConfigError(f"{_sweep_refused(preset, command, given)}; or give one value for {', '.join(varied)}")
     name_folder(config)
-    with open_dict(config):
-        del config["hydra"]
     return resolve(config, given)
 
 
@@ -202,10 +200,13 @@ def _sweep_refused(word: str, command: str, words: Iterable[str]) -> str:
 
 
 def resolve(cfg: DictConfig, words: Iterable[str] = ()) -> Config:
-    """Convert the composed Hydra config to a checked dataclass, with every interpolation resolved.
+    """Convert the composed config to a checked dataclass, with every interpolation resolved and without Hydra's part.
 
     words: those of the command line. If they name analyses, a preset's keys for other analyses are dropped.
     """
+    cfg = cfg.copy()
+    with read_write(cfg), open_dict(cfg):
+        cfg.pop("hydra", None)
     try:
         _keep_named_analyses(cfg, words)
         load_plugins(cfg.plugins if "plugins" in cfg else ())

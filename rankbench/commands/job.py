@@ -11,13 +11,12 @@ from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf import DictConfig, OmegaConf
 
 from rankbench.commands import failures
 from rankbench.commands.compose import resolve
 from rankbench.commands.failures import INTERRUPTED, quit_silently, refusal_of, refuse, remove_records
 from rankbench.commands.finished_jobs import announce
-from rankbench.config.schema import Config
 from rankbench.progress import logging_to
 from rankbench.runs.files import WriteError
 from rankbench.runs.sweep import Sweep
@@ -56,14 +55,6 @@ def typed_words(config: DictConfig) -> list[str]:
     values that belong to none of the sweep's jobs."""
     words: Any = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
     return words
-
-
-def config_of_job(config: DictConfig) -> Config:
-    """The checked config in a composed one that still has Hydra's part."""
-    own = config.copy()
-    with read_write(own), open_dict(own):
-        del own["hydra"]
-    return resolve(own, typed_words(config))
 
 
 @contextmanager

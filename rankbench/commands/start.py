@@ -16,9 +16,10 @@ from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from rankbench.commands.checks import check_job, check_single
+from rankbench.commands.compose import resolve
 from rankbench.commands.composition import composed_here, name_folder, parsed, record_words, register
 from rankbench.commands.failures import leaving_nothing
-from rankbench.commands.job import config_of_job, typed_words
+from rankbench.commands.job import typed_words
 from rankbench.commands.sweeps import sweep
 from rankbench.config.keys import ConfigError
 
@@ -68,8 +69,8 @@ def _naming_after_what_varies(words: list[str]) -> list[str]:
 
 def _run(config: DictConfig, context: HydraContext, job: Callable[[DictConfig], Any]) -> None:
     """Run a single job."""
-    cfg = config_of_job(config)
-    check_job(cfg, typed_words(config))
+    words = typed_words(config)
+    check_job(cfg := resolve(config, words), words)
     check_single(cfg)
     told = {"config": config, "config_name": config.hydra.job.config_name}
     context.callbacks.on_run_start(**told)

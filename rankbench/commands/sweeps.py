@@ -23,7 +23,7 @@ from rankbench.commands.compose import load_plugins, resolve
 from rankbench.commands.composition import composed, composed_here, parsed
 from rankbench.commands.failures import INTERRUPTED, quit_silently, refuse
 from rankbench.commands.finished_jobs import FinishedJob, finished_job, recipe, surroundings
-from rankbench.commands.job import config_of_job, typed_words
+from rankbench.commands.job import typed_words
 from rankbench.commands.messages import explaining
 from rankbench.commands.resolvers import job_folder
 from rankbench.config.keys import ConfigError
@@ -111,8 +111,7 @@ class Grid:
                     continue
             with explaining(command, words):
                 job_config = composed_here(command, [*self.config.hydra.overrides.hydra, *words])
-            cfg = config_of_job(job_config)
-            check_job(cfg, words)
+            check_job(cfg := resolve(job_config, words), words)
             own_words = tuple(_resolved(word, job_config) for word in words)
             job = Job(job_folder(number, job_config.hydra.job.override_dirname, _root_=job_config), own_words)
             check_kind(cfg, sweep.folder / job.folder)
