@@ -98,15 +98,12 @@ class JobConfigs:
         OmegaConf.copy_cache(from_config=master_config, to_config=config)
         return config
 
-    def __reduce__(self) -> tuple:
-        return _in_a_worker, (self.ends_with,)
-
-
-def _in_a_worker(ends_with: int | None) -> JobConfigs:
-    register()
-    if ends_with is not None:
-        _end_with(ends_with)
-    return JobConfigs(ends_with)
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Prepare the process to which a launcher has sent the configs."""
+        self.__dict__ = state
+        register()
+        if self.ends_with is not None:
+            _end_with(self.ends_with)
 
 
 @cache  # each of a worker's jobs asks for it
