@@ -83,7 +83,6 @@ class Grid:
         self.folder = Path(config.hydra.sweep.dir)
         self.jobs = jobs_of(_sweep_overrides(config))
         self.finished: dict[int, FinishedJob] = {}
-        self.num_run, self.seconds = 0, 0.0  # of the jobs that this command has run
 
     def check_and_list(self) -> None:
         """Check the config of every job, and list the jobs in the sweep's folder."""
@@ -130,6 +129,7 @@ class Grid:
         OmegaConf.save(self.config, self.folder / "multirun.yaml")
         size = self.config.hydra.sweeper.max_batch_size or len(self.jobs)
         in_turn = self.config.hydra.launcher._target_.endswith("BasicLauncher")
+        began, num_run = time.monotonic(), 0
         for first in range(0, len(self.jobs), size):
             numbers = range(first, min(first + size, len(self.jobs)))
             todo = [number for number in numbers if number not in self.finished]
@@ -139,9 +139,10 @@ class Grid:
                 if number not in todo:
                     self.finished[number].show(number, len(self.jobs))
                 elif in_turn or number == todo[0]:
-                    begins, together = time.monotonic(), [number] if in_turn else todo
+                    together = [number] if in_turn else todo
                     results += launcher.launch([self.jobs[job] for job in together], initial_job_idx=number)
-                    self._print_time_left(together, time.monotonic() - begins)
+                    num_run += len(together)
+                    self._print_time_left(together[-1] + 1, (time.monotonic() - began) / num_run)
             failed = [returned for returned in results if returned.status == JobStatus.FAILED]
             for returned in failed[1:]:
                 words = " ".join(returned.overrides or ())
@@ -149,12 +150,10 @@ class Grid:
             for returned in failed[:1]:
                 _ = returned.return_value  # raises the job's error
 
-    def _print_time_left(self, jobs: list[int], seconds: float) -> None:
-        """Print how long the other jobs will take, if they take as long as those that have been run."""
-        self.num_run, self.seconds = self.num_run + len(jobs), self.seconds + seconds
-        left = sum(number not in self.finished for number in range(jobs[-1] + 1, len(self.jobs)))
-        if left:
-            time_left = duration(self.seconds / self.num_run * left)
+    def _print_time_left(self, first: int, seconds_a_job: float) -> None:
+        """Print how long the jobs from the first one on will take that have not finished."""
+        if left := sum(number not in self.finished for number in range(first, len(self.jobs))):
+            time_left = duration(seconds_a_job * left)
             print(f"{left} job{'s' * (left > 1)} left, about {time_left}", file=sys.stderr, flush=True)
 
 
