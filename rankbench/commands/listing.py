@@ -78,10 +78,5 @@ def _in_full(name: str, presets: dict[str, Preset], done: dict[str, str]) -> lis
     preset = presets[name]
     texts = (f"rankbench {preset.verb}; {preset.cost.rstrip(';')}" if preset.verb else "", preset.about)
     run = f" [{done[name]}]" if name in done else ""
-    return [
-        f"  {name}{run}",
-        *(
-            textwrap.fill(text, terminal_width(), initial_indent=" " * 6, subsequent_indent=" " * 6)
-            for text in filter(None, texts)
-        ),
-    ]
+    filled = (textwrap.fill(text, terminal_width() - 6) for text in texts if text)
+    return [f"  {name}{run}", *(textwrap.indent(text, " " * 6) for text in filled)]
