@@ -29,13 +29,11 @@ def typed_arguments(*but: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
     def with_checks(function: Callable[P, R]) -> Callable[P, R]:
         signature = inspect.signature(function)
-        passed_on = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-        kinds = {name: parameter.annotation for name, parameter in signature.parameters.items()}
         checked = {
-            name: typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
-            for name, kind in kinds.items()
-            if name not in but and kind not in (inspect.Parameter.empty, Any)
-            if signature.parameters[name].kind not in passed_on
+            name: typing.get_args(x.annotation) if isinstance(x.annotation, types.UnionType) else (x.annotation,)
+            for name, x in signature.parameters.items()
+            if name not in but and x.annotation not in (x.empty, Any)
+            if x.kind not in (x.VAR_POSITIONAL, x.VAR_KEYWORD)  # *names and **options
         }
 
         @functools.wraps(function)
