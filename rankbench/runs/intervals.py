@@ -56,13 +56,6 @@ class _Mean:
             return math.log(number / self.mean) if number > 0 else -math.inf
         return number - self.mean
 
-    def p_value(self, line: float, side: int) -> float:
-        """p-value of Student's one-sided test that the mean lies above (side=+1) or below (-1) the line."""
-        beyond = -side * self.distance(line)
-        if self.error == 0:
-            return 0.5 if beyond == 0 else float(beyond < 0)
-        return float(scipy.stats.t.sf(beyond / self.error, self.count - 1))
-
 
 def _mean(values: Values, scale: str) -> _Mean:
     values = np.asarray(values, dtype=float)
@@ -120,7 +113,13 @@ def p_value(values: Values, line: float, side: int, scale: str = "real") -> floa
     if scale == "rate":
         alternative = "greater" if side > 0 else "less"
         return float(scipy.stats.binomtest(int(np.sum(values)), len(values), line, alternative).pvalue)
-    return _mean(values, scale).p_value(line, side) if len(values) > 1 else math.nan
+    if len(values) < 2:
+        return math.nan
+    mean = _mean(values, scale)
+    beyond = -side * mean.distance(line)
+    if mean.error == 0:
+        return 0.5 if beyond == 0 else float(beyond < 0)
+    return float(scipy.stats.t.sf(beyond / mean.error, mean.count - 1))
 
 
 def paired_difference(first: Values, second: Values) -> tuple[Interval, float]:
