@@ -195,7 +195,7 @@ def _wrong_value(error: Any) -> str:
 
 def groups() -> list[str]:
     """The config groups: model, task, analysis, ..."""
-    return sorted(path.name for path in conf_dir().iterdir() if path.is_dir() and path.name != "schema")
+    return sorted(path.name for path in conf_dir().iterdir() if path.is_dir())
 
 
 def _keys_under(prefix: str, command: str, words: list[str]) -> list[str]:

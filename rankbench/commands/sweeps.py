@@ -26,7 +26,7 @@ from rankbench.commands.finished_jobs import FinishedJob, finished_job, recipe, 
 from rankbench.commands.job import typed_words
 from rankbench.commands.messages import explaining
 from rankbench.commands.resolvers import job_folder
-from rankbench.config.keys import ConfigError
+from rankbench.config.keys import ConfigError, in_one_line
 from rankbench.config.schema import KEYS, OBJECTIVES, TrainConfig
 from rankbench.progress import counted, duration, logging_to
 from rankbench.runs.files import WriteError
@@ -180,8 +180,7 @@ def _gather(config: DictConfig) -> None:
     except BrokenPipeError:
         quit_silently()
     except Exception as error:
-        reason = " ".join(str(error).split())
-        reason = reason if isinstance(error, ConfigError | WriteError) else f"{type(error).__name__}: {reason}"
+        reason = " ".join(str(error).split()) if isinstance(error, ConfigError | WriteError) else in_one_line(error)
         refuse(
             config.hydra.job.name,
             f"the sweep's report failed ({reason}); every job's results are in {folder}; "
