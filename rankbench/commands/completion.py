@@ -21,7 +21,7 @@ HOW = 'bash and zsh: eval "$(rankbench completion bash)"; fish: rankbench comple
 HELP = f"Usage: rankbench completion {'|'.join(SHELLS)}\n\n{HOW}"
 OPTIONS = ("-m", "--multirun", "--help", "--cfg", "--info", "--config-dir", "--version")
 VALUES = {"--cfg": ("job", "hydra", "all"), "--info": ("defaults", "defaults-tree", "config", "searchpath", "all")}
-PATHS = ("run", "runs", "out", "inputs", "table", "pages", "record", "task.path", "model.path")  # keys with a path
+PATHS = ("run", "runs", "out", "inputs", "table", "pages", "task.path", "model.path")  # keys with a path
 MOST_RUNS = 30  # most runs and sweeps to offer
 
 
@@ -46,19 +46,14 @@ def _candidates(words: list[str], word: str) -> Iterable[str]:
         plugins.find(plugins.named(words[1:-1]))
     except ConfigError:
         return []
-    if command == "completion":
-        return SHELLS
     if command == "explain":
         all_keys = [name for schema in SCHEMAS.values() for name in _keys(schema)]
         for group in ("task", "analysis"):
             all_keys += _keys_of_choices(group, plugins.choices(group))
         return dict.fromkeys(all_keys)
-    if command == "new":
-        return ["plugin"] if len(words) == 2 else []
-    if command in ("list", "check"):
-        return ["plugins="]
     if command not in SCHEMAS:
-        return []
+        new = ("plugin",) if len(words) == 2 else ()
+        return {"completion": SHELLS, "new": new, "list": ("plugins=",), "check": ("plugins=",)}.get(command, ())
     if before in VALUES or word.startswith("-"):
         return VALUES.get(before, OPTIONS)
     ((sign, key, equals, value),) = re.findall(r"\A(\+*)([^=]*)(=?)(.*)\Z", word, re.DOTALL)
