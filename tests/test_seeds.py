@@ -20,14 +20,9 @@ def draws(seed, purpose, step=0):
 
 
 @every
-@given(triples)
-def test_equal_arguments_give_equal_draws(triple):
-    assert draws(*triple) == draws(*triple)
-
-
-@every
 @given(triples, triples)
-def test_different_arguments_give_different_draws(left, right):
+def test_equal_arguments_give_equal_draws_and_different_ones_different_draws(left, right):
+    assert draws(*left) == draws(*left)
     # by chance two generators agree once in 2^32 pairs: torch's CPU generator starts from 32 bits
     assert (draws(*left) == draws(*right)) == (left == right)
 

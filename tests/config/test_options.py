@@ -12,14 +12,10 @@ from rankbench.config.keys import entries
 from rankbench.tasks import TASKS
 
 
-@pytest.mark.parametrize("name", ANALYSES)
-def test_shipped_options_are_those_of_the_analysis(name):
-    assert dataclasses.asdict(options_of(name)) == shipped(f"analysis/{name}")
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_shipped_keys_are_those_of_the_task(name):
-    assert dataclasses.asdict(task_of(name)) == shipped(f"task/{name}")
+def test_shipped_values_are_those_of_all_keys():
+    for group, make, names in (("analysis", options_of, ANALYSES), ("task", task_of, TASKS)):
+        for name in names:
+            assert dataclasses.asdict(make(name)) == shipped(f"{group}/{name}")
 
 
 # lists of numbers of any size; each has a rule of its own, below
