@@ -9,6 +9,9 @@ from rankbench.commands.job import one_line, prepared, working
 from rankbench.config.keys import ConfigError
 from rankbench.config.schema import AnalyzeConfig
 
+# Keys that are for modules and checkpoints alone
+OF_OTHERS = ("inputs", "tokenizer", "special_tokens", "mask", "output", "layers", "token_axis")
+
 
 def check(cfg: AnalyzeConfig, words: Sequence[str] = (), writes: bool = True) -> None:
     """Raise ConfigError for what cannot be measured, for words that would change nothing, and for a preset that trains.
@@ -50,8 +53,7 @@ def _check_words(cfg: AnalyzeConfig, words: Sequence[str]) -> None:
                 f"experiment={name}: measures a network that you give; use `{preset.command}`, or give run=<folder> or "
                 "model=<file.py>:<function>"
             )
-    asked = {"mask": cfg.mask, "output": cfg.output, "layers": cfg.layers, "token_axis": cfg.token_axis}
-    named = [f"{name}={value}" for name, value in asked.items() if value is not None]
+    named = [f"{name}={value}" for name in OF_OTHERS if (value := getattr(cfg, name)) is not None]
     if named and not (cfg.module or cfg.checkpoint):
         raise ConfigError(f"{named[0]}: says how to read a network that is not ours; leave it out")
     check_keys(cfg, words)

@@ -727,6 +727,8 @@ def test_cuda_where_there_is_none(tmp_path, monkeypatch):
         ("analysis=[curves]", ["analysis=curves: needs a training of ours; a fresh network does not fit; give run="]),
         ("analysis=[dynamics]", ["analysis=dynamics: needs a training of ours; a fresh network does not fit"]),
         ("experiment=demo", ["experiment=demo: trains what it measures; use `rankbench train experiment=demo`"]),
+        ("inputs=a.npy", ["inputs=a.npy: says how to read a network that is not ours; leave it out"]),
+        ("special_tokens=[0]", ["special_tokens=[0]: says how to read a network that is not ours; leave it out"]),
     ],
 )
 def test_bad_input_to_analyze(typed, parts, tmp_path):
