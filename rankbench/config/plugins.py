@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
-from rankbench.config.keys import ConfigError, check_fields
+from rankbench.config.keys import ConfigError, check_fields, in_one_line
 from rankbench.config.schema import conf_dir
 
 GROUP = "rankbench.plugins"
@@ -83,8 +83,7 @@ def _find_one(name: str, asked: str) -> Plugin:
     try:
         spec = find_spec(name) if all(part.isidentifier() for part in name.split(".")) else None
     except Exception as error:  # raised by a parent package
-        reason = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"{asked}: cannot be imported ({reason}); fix it, or leave it out") from None
+        raise ConfigError(f"{asked}: cannot be imported ({in_one_line(error)}); fix it, or leave it out") from None
     if spec is None or spec.origin is None:
         raise ConfigError(f"{asked}: no such module here; install it, or start from the folder that has its file")
     conf = Path(spec.origin).parent / "conf"
@@ -144,8 +143,7 @@ def load(registries: Mapping[str, tuple[MutableMapping[str, Any], type]]) -> Non
             module = import_module(name)
         except (Exception, SystemExit) as error:
             name_file(plugin.file)
-            reason = f"{type(error).__name__}: {error}"
-            refusal = ConfigError(f"{plugin.asked}: cannot be imported ({reason}); fix it, or leave it out")
+            refusal = ConfigError(f"{plugin.asked}: cannot be imported ({in_one_line(error)}); fix it, or leave it out")
             refusal.frames = "".join(traceback.format_list(frames_of_user(error)))
             raise refusal from None
         for own in (own for own, value in vars(module).items() if isinstance(value, dict) and own.isupper()):

@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from rankbench.config.keys import ConfigError
+from rankbench.config.keys import ConfigError, in_one_line
 from rankbench.runs.files import regular, replacing
 
 
@@ -42,7 +42,7 @@ def state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
     try:
         return tensors, json.loads(header["facts"])
     except (KeyError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: not a training state ({type(error).__name__}: {error}); {again}") from None
+        raise ConfigError(f"{path}: not a training state ({in_one_line(error)}); {again}") from None
 
 
 def _digest(tensors: dict[str, Tensor], facts: str) -> str:
