@@ -14,6 +14,7 @@ from omegaconf import DictConfig
 from rankbench import __version__
 from rankbench.config import plugins
 from rankbench.config.schema import conf_dir
+from rankbench.progress import logging_to
 from rankbench.runs.files import regular, write_json
 from rankbench.runs.records import checksum, or_empty, read_json
 
@@ -34,8 +35,6 @@ class FinishedJob:
 
     def show(self, number: int, num_jobs: int) -> None:
         """Print what the job prints when it finds itself finished."""
-        from rankbench.progress import logging_to
-
         announce(number, num_jobs, self.name)
         with logging_to(self.folder / "train.log"):
             log.info("%s is trained already", os.path.relpath(self.folder))
