@@ -158,9 +158,10 @@ def _run(command: str, words: list[str]) -> None:
     from hydra._internal.utils import get_args_parser
 
     from rankbench.commands.compose import as_keys
-    from rankbench.commands.composition import initialised, register
+    from rankbench.commands.composition import initialised, parsed, register
     from rankbench.commands.messages import explaining, not_an_option
     from rankbench.commands.start import start
+    from rankbench.commands.sweeps import jobs_of
     from rankbench.config.schema import conf_dir
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let Hydra hand us its exceptions instead of printing them
@@ -169,30 +170,31 @@ def _run(command: str, words: list[str]) -> None:
     parser.error = lambda message: refuse(command, f"{message}; {hint}")  # type: ignore[method-assign]  # of Hydra
     with refusing(command):
         words = as_keys(command, words)
-        parsed, unknown = parser.parse_known_intermixed_args(words)
-        if wrong := [word for word in unknown if word.startswith("-") or not parsed.help]:
+        given, unknown = parser.parse_known_intermixed_args(words)
+        if wrong := [word for word in unknown if word.startswith("-") or not given.help]:
             refuse(command, not_an_option(wrong[0], command))
         # Hydra's, for programs with one command; ours has a help and completions of its own
         for option in ("config_name", "config_path", "experimental_rerun", "run", "hydra_help", "shell_completion"):
-            if getattr(parsed, option):
+            if getattr(given, option):
                 parser.error(f"--{option.replace('_', '-')}: not an option of rankbench")
         with nullcontext() if failures.wants_traceback else explaining(command, words):
-            if parsed.help:
+            if given.help:
                 from rankbench.commands.usage import usage
 
-                return print(usage(command, [*_folder_of_user(parsed), *parsed.overrides, *unknown]))
-            options = [word for word in words if word not in parsed.overrides]
-            if parsed.cfg and parsed.multirun:
+                return print(usage(command, [*_folder_of_user(given), *given.overrides, *unknown]))
+            options = [word for word in words if word not in given.overrides]
+            if given.cfg and given.multirun:
                 options = [word for word in options if word not in ("-m", "--multirun")]
-                parsed.overrides = _of_first_job(parsed.overrides)
+                with initialised():
+                    given.overrides = jobs_of(parsed(given.overrides))[0]
             run = import_module(f"rankbench.commands.{command}").run
-            sys.argv = [f"rankbench {command}", *options, *parsed.overrides]  # the record of a run has it
-            if parsed.cfg or parsed.info or parsed.resolve:
+            sys.argv = [f"rankbench {command}", *options, *given.overrides]  # the record of a run has it
+            if given.cfg or given.info or given.resolve:
                 register()
-                sys.argv = [sys.argv[0], *parsed.overrides, *options]  # --info would take an override for its value
+                sys.argv = [sys.argv[0], *given.overrides, *options]  # --info would take an override for its value
                 return hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=command)(run)()
             with initialised():
-                start(command, [*_folder_of_user(parsed), *parsed.overrides], run, parsed.multirun)
+                start(command, [*_folder_of_user(given), *given.overrides], run, given.multirun)
 
 
 def _folder_of_user(parsed: "argparse.Namespace") -> list[str]:
@@ -205,12 +207,3 @@ def _folder_of_user(parsed: "argparse.Namespace") -> list[str]:
     if any(word.startswith("hydra.searchpath=") for word in parsed.overrides):
         raise ConfigError("hydra.searchpath: holds the folder of --config-dir already; give one of the two")
     return ["hydra.searchpath=['file://{}']".format(folder.replace("'", r"\'"))]
-
-
-def _of_first_job(words: list[str]) -> list[str]:
-    """The words of a sweep's first job."""
-    from rankbench.commands.composition import initialised, parsed
-    from rankbench.commands.sweeps import jobs_of
-
-    with initialised():
-        return jobs_of(parsed(words))[0]
