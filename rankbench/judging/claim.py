@@ -24,6 +24,12 @@ class NotMeasurable(Exception):
     """Raised by a measure where the rows do not hold its number; the message becomes the verdict's reason."""
 
 
+def require(condition: object, reason: str) -> None:
+    """Raise NotMeasurable with this reason where the condition of a measure does not hold."""
+    if not condition:
+        raise NotMeasurable(reason)
+
+
 class AtMost(float):
     """Upper bound of a number that rounding hides."""
 

@@ -9,7 +9,7 @@ from functools import partial
 
 import pandas as pd
 
-from rankbench.judging.claim import Claim, Control, NotMeasurable, above, below, has_row, looked_up, within
+from rankbench.judging.claim import Claim, Control, above, below, has_row, looked_up, require, within
 from rankbench.judging.head_rank import initial_for_trained, trained_errors
 from rankbench.judging.published import published
 
@@ -37,8 +37,7 @@ def _has_low(rows: pd.DataFrame) -> bool:
 
 
 def _smallest(errors: pd.DataFrame, of: str) -> float:
-    if errors.empty:
-        raise NotMeasurable(f"no trained network with {of}")
+    require(not errors.empty, f"no trained network with {of}")
     return errors.error.min()
 
 
@@ -48,23 +47,20 @@ def _smallest(errors: pd.DataFrame, of: str) -> float:
 def _full_rank(rows: pd.DataFrame, evaluation: str) -> float:
     """Error of one full-rank head, at the number of points where it is largest."""
     by_points = _full(trained_errors(rows, evaluation)).groupby("examples", dropna=False).error.min()
-    if by_points.empty:
-        raise NotMeasurable("no trained network with one head of full rank")
+    require(not by_points.empty, "no trained network with one head of full rank")
     return by_points.max()
 
 
 def _least_fall_with_rank(rows: pd.DataFrame) -> float:
     errors = trained_errors(rows)
     by_rank = errors[errors.copies == 1].groupby("rank").error.mean()
-    if len(by_rank) < 2:
-        raise NotMeasurable("only one rank")
+    require(len(by_rank) >= 2, "only one rank")
     return (by_rank / by_rank.shift()).max()
 
 
 def _growth_with_points(rows: pd.DataFrame) -> float:
     by_points = _low(trained_errors(rows)).pivot_table("error", "rank", "examples")
-    if by_points.shape[1] < 2:
-        raise NotMeasurable("only one number of points")
+    require(by_points.shape[1] >= 2, "only one number of points")
     return (by_points / by_points.shift(axis=1)).min(axis=None)
 
 
@@ -76,15 +72,13 @@ def _angles(rows: pd.DataFrame) -> pd.Series:
 
 def _angle_alone(rows: pd.DataFrame) -> float:
     by_heads = _angles(rows)
-    if 1 not in by_heads:
-        raise NotMeasurable("no trained network with one head of full rank")
+    require(1 in by_heads, "no trained network with one head of full rank")
     return by_heads[1]
 
 
 def _angle_of_most(rows: pd.DataFrame) -> float:
     by_heads = _angles(rows)
-    if len(by_heads) < 2:
-        raise NotMeasurable("only one number of full-rank heads")
+    require(len(by_heads) >= 2, "only one number of full-rank heads")
     return by_heads.iloc[-1]
 
 
@@ -116,8 +110,7 @@ def _construction_deviation(rows: pd.DataFrame) -> float:
 def _over_sharp_bound(rows: pd.DataFrame, form: str) -> float:
     """Error of random heads of this form over the sharp bound; of the number of heads where it is farthest from 1."""
     errors = rows[rows.quantity == "error"].pivot_table("value", ["dimension", "rank", "heads"], "form")
-    if not {form, "bound_sharp"} <= set(errors):
-        raise NotMeasurable(f"no bound beside {form}")
+    require({form, "bound_sharp"} <= set(errors), f"no bound beside {form}")
     return max(
         errors[form].dropna() / errors.bound_sharp.reindex(errors[form].dropna().index), key=lambda x: abs(x - 1)
     )

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from rankbench.judging.claim import Claim, Control, NotMeasurable, above, below, exact_check, has_row, of_any_weights
+from rankbench.judging.claim import Claim, Control, above, below, exact_check, has_row, of_any_weights, require
 from rankbench.judging.residual_left import layers_ahead, left_along, log10_kept
 from rankbench.judging.sweeps import between, rows_by_value
 
@@ -36,8 +36,7 @@ def _other_heads(rows: pd.DataFrame) -> pd.Series:
 def _share_needed(rows: pd.DataFrame, order: str) -> float:
     """Smallest share of the paths within LOST of the whole network's accuracy; mean over repeats."""
     enough = rows[(rows.order == order) & (rows.accuracy >= rows.whole_accuracy - LOST)]
-    if enough.empty:
-        raise NotMeasurable(f"no paths in the order {order}")
+    require(not enough.empty, f"no paths in the order {order}")
     return enough.groupby("repeat", dropna=False).kept_share.min().mean()
 
 
@@ -159,8 +158,8 @@ def _least_speeding_up(rows: pd.DataFrame) -> float:
     """Decades of the relative residual that a layer removes over those that the layer before it removes; of the layer
     where this is least. 0 if a layer removes none."""
     logs = rows[rows.variant == "attention_only_no_norm"].sort_values("layer").log10_relative_residual.to_numpy()
-    if len(logs) < 3 or not np.isfinite(logs).all():
-        raise NotMeasurable("this needs attention alone, of two layers or more, whose logarithms float64 holds")
+    is_followed = len(logs) >= 3 and np.isfinite(logs).all()
+    require(is_followed, "this needs attention alone, of two layers or more, whose logarithms float64 holds")
     removed = -np.diff(logs)
     return (removed[1:] / removed[:-1]).min() if removed.min() > 0 else 0.0
 

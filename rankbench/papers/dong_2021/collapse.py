@@ -8,7 +8,7 @@ from functools import partial
 
 import pandas as pd
 
-from rankbench.judging.claim import AtMost, Claim, Control, NotMeasurable, above, below, untrained_by_accuracy, within
+from rankbench.judging.claim import AtMost, Claim, Control, above, below, require, untrained_by_accuracy, within
 from rankbench.judging.residual_left import (
     TENTH,
     check_no_overflow,
@@ -39,8 +39,7 @@ BOTH = ("attention_only", "attention_only_no_norm")  # with norms and without
 
 
 def _collapsed(rows: pd.DataFrame, variant: str) -> float:
-    if "share_collapsed" not in rows:
-        raise NotMeasurable("the table does not count the sequences that collapse; analyse the run again")
+    require("share_collapsed" in rows, "the table does not count the sequences that collapse; analyse the run again")
     return of_variant(rows, variant).share_collapsed.iloc[-1]
 
 
@@ -54,8 +53,7 @@ def _more_left_by_retraining(removed: pd.DataFrame, retrained: pd.DataFrame) -> 
 def _shift_by_training(rows: pd.DataFrame) -> float:
     (variant,) = rows.variant.unique()
     trained, initialised = (rows[rows.weights == kind] for kind in ("trained", "initialised"))
-    if trained.empty or initialised.empty:
-        raise NotMeasurable("this needs trained and initialised weights of the same network")
+    require(len(trained) and len(initialised), "this needs trained and initialised weights of the same network")
     return layers_ahead(log10_kept(trained, variant), log10_kept(initialised, variant))
 
 
@@ -74,8 +72,8 @@ def _layers_for_three_decades(rows: pd.DataFrame) -> float:
 
 def _above_bound(rows: pd.DataFrame) -> float:
     bounded = rows[rows.variant == "attention_only_no_norm"]
-    if "log10_bound" not in rows or bounded.log10_bound.isna().all():
-        raise NotMeasurable("the lemma does not say that any layer contracts")
+    is_bounded = "log10_bound" in rows and bounded.log10_bound.notna().any()
+    require(is_bounded, "the lemma does not say that any layer contracts")
     return (bounded.log10_residual - bounded.log10_bound).max()
 
 
@@ -85,9 +83,8 @@ def _bounded(rows: pd.DataFrame, bound: str) -> pd.DataFrame:
 
 def _smallest_slack(rows: pd.DataFrame, bound: str) -> float:
     bounded = _bounded(rows, bound)
-    if bounded.slack_min.isna().any():
-        hidden = bounded[bounded.slack_min.isna()].layer.nunique()
-        raise NotMeasurable(f"rounding hides the residual of {hidden} of {bounded.layer.nunique()} layers")
+    hidden, layers = bounded[bounded.slack_min.isna()].layer.nunique(), bounded.layer.nunique()
+    require(hidden == 0, f"rounding hides the residual of {hidden} of {layers} layers")
     return bounded.slack_min.min()
 
 

@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 import pandas as pd
 
-from rankbench.judging.claim import Claim, Control, NotMeasurable, above, below, exact_check, of_any_weights, within
+from rankbench.judging.claim import Claim, Control, above, below, exact_check, of_any_weights, require, within
 from rankbench.judging.sweeps import in_reverse, rows_by_value, with_exchanged
 
 AT_CHANCE = 0.05  # "not much better than a random guess", taken as within five points of the commonest class
@@ -24,8 +24,7 @@ FIG5 = "Dong et al. 2021, app. B.1 and Fig. 5"
 
 def _sampled(rows: pd.DataFrame, length: int) -> float:
     of_length = rows[(rows.selection == "sampled") & (rows.path_length == length)]
-    if of_length.empty:
-        raise NotMeasurable(f"there are no sampled paths of length {length}")
+    require(not of_length.empty, f"there are no sampled paths of length {length}")
     return of_length.accuracy.mean()
 
 
@@ -37,8 +36,7 @@ def _rank_correlation_with_length(rows: pd.DataFrame) -> float:
     """
     sampled = rows[(rows.selection == "sampled") & (rows.path_length >= 1)]
     by_length = sampled.groupby("path_length").accuracy.agg(["mean", "sem"]).fillna({"sem": 0.0})
-    if len(by_length) < 3:
-        raise NotMeasurable("this needs paths of at least three lengths from 1 on")
+    require(len(by_length) >= 3, "this needs paths of at least three lengths from 1 on")
     at_chance = by_length["mean"] <= rows.majority_accuracy.mean() + AT_CHANCE
     signs = []
     for (length, shorter), (other, longer) in combinations(by_length.iterrows(), 2):
@@ -52,15 +50,13 @@ def _spread(rows: pd.DataFrame, length: int) -> float:
     """Standard deviation of the accuracy over repeated samples of paths of a length, mean over the subsets' sizes."""
     of_length = rows[(rows.selection == "sampled") & (rows.path_length == length)]
     spread = of_length.groupby("subset_size").accuracy.std().mean()
-    if not np.isfinite(spread):
-        raise NotMeasurable(f"there are no repeated samples of paths of length {length}")
+    require(np.isfinite(spread), f"there are no repeated samples of paths of length {length}")
     return spread
 
 
 def _longest_vary_more(rows: pd.DataFrame) -> float:
     longest, single = (_spread(rows, length) for length in (rows.path_length.max(), 1))
-    if not longest * single > 0:
-        raise NotMeasurable("repeated samples are equally good")
+    require(longest * single > 0, "repeated samples are equally good")
     return math.log10(longest / single)
 
 

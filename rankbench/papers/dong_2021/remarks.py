@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from rankbench.judging.claim import AtMost, Claim, NotMeasurable, above, below, of_any_weights
+from rankbench.judging.claim import AtMost, Claim, above, below, of_any_weights, require
 from rankbench.judging.residual_left import kept_measured, layers_ahead
 from rankbench.judging.sweeps import between, log10_of
 from rankbench.papers.dong_2021.paths import FIG3, PATHS, every_seed_goes_round
@@ -17,8 +17,7 @@ SKIP, ALONE = "san_skip", "san"  # model of dong_fig3_circle: attention with a s
 
 def _ahead(rows: pd.DataFrame, others: pd.DataFrame) -> float:
     logs = [log10_of(kept_measured(of_one)) for of_one in (rows, others)]
-    if any(isinstance(log, AtMost) for log in logs):
-        raise NotMeasurable("rounding hides what is left")
+    require(not any(isinstance(log, AtMost) for log in logs), "rounding hides what is left")
     return layers_ahead(*logs)
 
 

@@ -4,7 +4,7 @@ from functools import partial
 
 import pandas as pd
 
-from rankbench.judging.claim import Claim, Control, NotMeasurable, above, below, looked_up, of_any_weights
+from rankbench.judging.claim import Claim, Control, above, below, looked_up, of_any_weights, require
 from rankbench.judging.head_rank import initial_for_trained, trained_errors
 
 PAPERS = {"Garg et al. 2022": "What can transformers learn in-context? A case study of simple function classes"}
@@ -19,8 +19,7 @@ def _in_context(rows: pd.DataFrame) -> pd.Series:
 
 def _many_over_few_heads(rows: pd.DataFrame) -> float:
     by_heads = _in_context(rows)
-    if len(by_heads) < 2:
-        raise NotMeasurable("only one number of heads")
+    require(len(by_heads) >= 2, "only one number of heads")
     return by_heads.iloc[-1] / by_heads.iloc[0]
 
 

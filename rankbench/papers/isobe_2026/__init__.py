@@ -9,7 +9,7 @@ from functools import partial
 
 import pandas as pd
 
-from rankbench.judging.claim import BEFORE_TRAINING, Claim, Control, NotMeasurable, above, below, untrained_by_loss
+from rankbench.judging.claim import BEFORE_TRAINING, Claim, Control, above, below, require, untrained_by_loss
 from rankbench.runs.tables import last_of_layer
 
 PAPERS = {
@@ -23,8 +23,7 @@ TENTH = 1.1  # factor from which the relative residual counts as another one
 def _by_layer(rows: pd.DataFrame, weights: str) -> pd.Series:
     """Relative residual of the state after each layer, the embedding first; table `residual`."""
     states = last_of_layer(rows[(rows.variant == "full") & (rows.weights == weights)])
-    if states.empty:
-        raise NotMeasurable(f"the table has no {weights} weights of the variant full")
+    require(not states.empty, f"the table has no {weights} weights of the variant full")
     return states.set_index("layer").relative_residual.sort_index()
 
 

@@ -16,11 +16,11 @@ from rankbench.judging.claim import (
     AtMost,
     Claim,
     Control,
-    NotMeasurable,
     above,
     below,
     has_row,
     looked_up,
+    require,
     untrained_by_loss,
     within,
 )
@@ -50,8 +50,7 @@ def _by_tokens(rows: pd.DataFrame, p: float, quantity: str) -> pd.Series:
     """Values of a quantity by the number of tokens; for an ascent, its best start at the last step."""
     chosen = rows[(rows.p == p) & (rows.quantity == quantity) & (rows.start <= 1)]
     values = chosen[chosen.step == chosen.step.max()].set_index("tokens").value.sort_index()
-    if len(values) < 2:
-        raise NotMeasurable(f"fewer than two numbers of tokens with {quantity} for p = {p:g}")
+    require(len(values) >= 2, f"fewer than two numbers of tokens with {quantity} for p = {p:g}")
     return values
 
 
@@ -68,14 +67,12 @@ def _exponent_2(rows: pd.DataFrame) -> float:
 
 def _least_growth(rows: pd.DataFrame, attention: str) -> float:
     best = (rows.quantity == "ascent") & (rows.p == np.inf) & (rows.start == 1) & (rows.attention == attention)
-    if not best.any():
-        raise NotMeasurable(f"no ascent of attention={attention}")
+    require(best.any(), f"no ascent of attention={attention}")
     exponents = []
     for _, path in rows[best & (rows.step > 0)].groupby(["layer", "tokens"]):
         by_step = path.groupby("step").value.max()
         ends = [by_step[by_step.index <= by_step.index.max() * part / PARTS] for part in range(1, PARTS + 1)]
-        if min(map(len, ends)) == 0:
-            raise NotMeasurable(f"an ascent needs a row in each {PARTS}th of its steps")
+        require(min(map(len, ends)) > 0, f"an ascent needs a row in each {PARTS}th of its steps")
         norms, steps = ([end.iloc[-1] for end in ends], [end.index[-1] for end in ends])
         exponents += list(np.diff(np.log(norms)) / np.diff(np.log(steps)))
     return min(exponents)
@@ -93,15 +90,13 @@ def _left(rows: pd.DataFrame, attention: str) -> float:
     """log10 of the largest error at the last iteration over the largest before the first. For the inverse of a whole
     network, which has no initial error, the error is relative to the target's largest entry."""
     rows = _of_trained(rows[rows.attention == attention])
-    if rows.empty:
-        raise NotMeasurable(f"no layer with attention={attention}")
+    require(not rows.empty, f"no layer with attention={attention}")
     last, first = rows[rows.iteration == rows.iteration.max()], rows[rows.iteration == 0]
     left, rounding = np.max(last.relative_error.to_numpy()), LEFT_BY_ROUNDING
     if (rows.part == "attention").all():
         left = np.max(last.error.to_numpy()) / first.error.max()
         rounding *= (first.error / first.relative_error).max() / first.error.max()
-    if not np.isfinite(left):
-        raise NotMeasurable("the iteration overflowed in float64")
+    require(np.isfinite(left), "the iteration overflowed in float64")
     return float(np.log10(left)) if left > rounding else AtMost(np.log10(rounding))
 
 
@@ -123,8 +118,7 @@ def _beyond_contraction(rows: pd.DataFrame) -> float:
     rows = rows[(rows.attention == "contractive_l2") & (rows.part == "attention")]
     first = rows[rows.iteration == 0].groupby(LAYER).error.max()
     seen = rows[(rows.iteration > 0) & ~(rows.relative_error <= LEFT_BY_ROUNDING)]  # nan, an overflow, is no rounding
-    if seen.empty:
-        raise NotMeasurable("rounding hides the error from the first iteration on")
+    require(not seen.empty, "rounding hides the error from the first iteration on")
     beyond = np.log10(seen.error / looked_up(seen, first)) - seen.iteration * np.log10(seen.coefficient)
     return beyond.max(skipna=False)
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from rankbench.judging.claim import STILL_FALLS, Claim, Control, NotMeasurable, Threshold, above, below, within
+from rankbench.judging.claim import STILL_FALLS, Claim, Control, NotMeasurable, Threshold, above, below, require, within
 from rankbench.judging.published import published
 from rankbench.judging.sweeps import FEWEST_VALUES, MOSTLY, rank_correlation, with_exchanged
 from rankbench.runs.tables import fall_in_last_quarter
@@ -65,8 +65,7 @@ def _slower(rows: pd.DataFrame, variant: str) -> float:
     """Time of all timed steps over that of the same network with dot products, less 1; mean over the numbers of layers
     that the paper covers."""
     totals = rows[(rows.variant == variant) & (rows.layers <= MOST)].groupby("layers")[["seconds", "seconds_dot"]].sum()
-    if totals.empty:
-        raise NotMeasurable(f"no times of {variant}")
+    require(not totals.empty, f"no times of {variant}")
     return (totals.seconds / totals.seconds_dot).mean() - 1
 
 
@@ -80,8 +79,7 @@ def _best_over_lstm(rows: pd.DataFrame) -> float:
 
 def _trend_with_depth(rows: pd.DataFrame) -> float:
     by_layers = _by_layers(rows, CONTRACTIVE, "test_loss")
-    if len(by_layers) < FEWEST_VALUES:
-        raise NotMeasurable(f"{CONTRACTIVE} has fewer than {FEWEST_VALUES} numbers of layers")
+    require(len(by_layers) >= FEWEST_VALUES, f"{CONTRACTIVE} has fewer than {FEWEST_VALUES} numbers of layers")
     return rank_correlation(list(by_layers), LITTLE)
 
 

@@ -4,7 +4,7 @@ import math
 
 import pandas as pd
 
-from rankbench.judging.claim import Claim, NotMeasurable, below, exact_check
+from rankbench.judging.claim import Claim, below, exact_check, require
 from rankbench.judging.sweeps import at_end, in_reverse
 
 PAPERS = {"Newhouse et al. 2025": "Training transformers with enforced Lipschitz constants"}
@@ -18,8 +18,7 @@ def _above_cap(rows: pd.DataFrame) -> float:
     all at the cap, which only the table of a network below it has."""
     of_network = rows[(rows.weights == "trained") & (rows.part == "network") & (rows.p == 2)]
     at_cap = of_network[of_network.quantity == "capped"].value
-    if at_cap.empty:
-        raise NotMeasurable("the table has no certificate of a trained network beside that at the cap")
+    require(not at_cap.empty, "the table has no certificate of a trained network beside that at the cap")
     theorem = of_network[of_network.quantity == "theorem"]
     return at_end(theorem, CAP, lambda of_cap: math.log10(of_cap.value.iloc[0] / at_cap.iloc[0]), 0)
 

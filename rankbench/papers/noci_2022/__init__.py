@@ -16,7 +16,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from rankbench.judging.claim import Claim, NotMeasurable, above
+from rankbench.judging.claim import Claim, above, require
 from rankbench.judging.of_laws import agrees
 from rankbench.judging.residual_left import TENTH, keeps, kept_followed, left_along
 from rankbench.judging.sweeps import from_other_end, rows_by_value
@@ -80,8 +80,7 @@ def _kept_with_scaled_branches(rows: pd.DataFrame) -> float:
     """Share that is left at the largest branch scale of at most 1/sqrt(layers), up to its printed digits."""
     largest = 1.01 / math.sqrt(rows.layer.max())
     small = [of_value for value, of_value in rows_by_value(rows, "model.branch_scale").items() if value <= largest]
-    if not small:
-        raise NotMeasurable("the sweep has no model.branch_scale of 1/sqrt(model.layers) or less")
+    require(small, "the sweep has no model.branch_scale of 1/sqrt(model.layers) or less")
     return kept_followed(small[-1])
 
 

@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from rankbench.judging.claim import LEARNED, Claim, Control, NotMeasurable, above, below, within
+from rankbench.judging.claim import LEARNED, Claim, Control, above, below, require, within
 from rankbench.judging.sweeps import between, rows_by_value, with_exchanged
 
 SOURCE = "rankbench, experiment=atlas"
@@ -34,8 +34,7 @@ def _lengths(rows: pd.DataFrame, weights: str = "trained") -> pd.DataFrame:
     """The rows of lengths of one kind of weights, about the states, by length."""
     of = next(kind for kind in KINDS if kind in set(rows.of))
     chosen = rows[(rows.of == of) & (rows.part == "length") & (rows.weights == weights)]
-    if chosen.empty:
-        raise NotMeasurable(f"no {weights} weights")
+    require(not chosen.empty, f"no {weights} weights")
     return chosen.sort_values("path_length")
 
 
@@ -85,8 +84,7 @@ def _has_learned(rows: pd.DataFrame) -> bool:
 
 def _power_of_depth(rows: pd.DataFrame) -> float:
     learned = {depth: of for depth, of in rows_by_value(rows, LAYERS).items() if _has_learned(of)}
-    if len(learned) < FEWEST_DEPTHS:
-        raise NotMeasurable(f"networks of fewer than {FEWEST_DEPTHS} depths have learned their task")
+    require(len(learned) >= FEWEST_DEPTHS, f"networks of fewer than {FEWEST_DEPTHS} depths have learned their task")
     needed = [max(_lengths(of).k99.iloc[0], 1.0) for of in learned.values()]
     return float(np.polyfit(np.log(list(learned)), np.log(needed), 1)[0])
 
@@ -95,8 +93,7 @@ def _variance_over_mean(rows: pd.DataFrame) -> float:
     lengths = _lengths(rows)
     mean = (lengths.path_length * lengths.share).sum()
     variance = ((lengths.path_length - mean) ** 2 * lengths.share).sum()
-    if not (mean > 0 and variance > 0):
-        raise NotMeasurable("shares of both signs have no mean or variance of length")
+    require(mean > 0 and variance > 0, "shares of both signs have no mean or variance of length")
     return math.log(variance / mean)
 
 

@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from rankbench.judging.claim import Claim, Control, NotMeasurable, below
+from rankbench.judging.claim import Claim, Control, below, require
 from rankbench.judging.lipschitz import of_layers
 from rankbench.judging.sweeps import at_value, rows_at
 
@@ -18,19 +18,16 @@ SOURCE = "rankbench, rankbench.measures.certified_ball"
 def looseness(rows: pd.DataFrame) -> pd.Series:
     """log10 of the bound over the largest Jacobian norm that ascent finds, of the trained network, by radius."""
     balls = rows.query(OF_BALLS) if "radius" in rows else rows[:0]
-    if balls.empty:
-        raise NotMeasurable("the table has no balls; give analysis.lipschitz.radii")
+    require(not balls.empty, "the table has no balls; give analysis.lipschitz.radii")
     by_radius = balls.groupby(["radius", "kind"]).value.agg(lambda of: of.max(skipna=False)).unstack()
-    if by_radius.isna().any(axis=None):
-        raise NotMeasurable("a ball has no bound, or no norm beside it")
+    require(by_radius.notna().all(axis=None), "a ball has no bound, or no norm beside it")
     return np.log10((by_radius.bound / by_radius.lower_bound).clip(upper=USELESS))
 
 
 def _near_the_data(rows: pd.DataFrame) -> float:
     of_radius = looseness(rows_at(rows, "model.norm", "pre"))
     near = of_radius[of_radius.index >= NEAR]
-    if near.empty:
-        raise NotMeasurable(f"no ball has a radius of {NEAR} or more")
+    require(not near.empty, f"no ball has a radius of {NEAR} or more")
     return near.iloc[0]
 
 

@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from rankbench.judging.claim import Claim, Control, NotMeasurable, above, below, has_row, of_any_weights, within
+from rankbench.judging.claim import Claim, Control, above, below, has_row, of_any_weights, require, within
 from rankbench.judging.lipschitz import LOWER, bound_holds, of_layers
 from rankbench.judging.of_laws import agrees
 from rankbench.judging.residual_left import layers_ahead, left_at, log10_left
@@ -18,8 +18,7 @@ def _off_exact(rows: pd.DataFrame) -> float:
     rows = rows[rows.p == np.inf]
     exact = rows[rows.kind == "exact"].set_index("tokens").value
     best = rows[rows.kind == "lower_bound"].groupby("tokens").value.max().reindex(exact.index)
-    if best.isna().any():
-        raise NotMeasurable("no ascent at some number of tokens with an exact constant")
+    require(best.notna().all(), "no ascent at some number of tokens with an exact constant")
     return (best - exact).abs().max()
 
 

@@ -4,7 +4,7 @@ from functools import partial
 
 import pandas as pd
 
-from rankbench.judging.claim import Claim, Control, NotMeasurable, below
+from rankbench.judging.claim import Claim, Control, below, require
 from rankbench.judging.sweeps import MOSTLY
 
 SOURCE = "rankbench, experiment=depth_temperature_map"
@@ -13,8 +13,8 @@ SOURCE = "rankbench, experiment=depth_temperature_map"
 def _cells(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows that theory covers, of more than one depth and temperature."""
     cells = rows.dropna(subset=["theory_cosine"])
-    if cells.layers.nunique() < 2 or cells.beta.nunique() < 2:
-        raise NotMeasurable("this needs a map over model.layers and model.query_gains")
+    is_map = cells.layers.nunique() > 1 and cells.beta.nunique() > 1
+    require(is_map, "this needs a map over model.layers and model.query_gains")
     return cells
 
 
@@ -32,8 +32,7 @@ def _lost_above(rows: pd.DataFrame) -> float:
     cells = _cells(rows)
     is_above = cells.beta > cells.critical_beta
     by_depth = cells.groupby(["layers", is_above]).test_accuracy.mean().unstack()
-    if len(by_depth.columns) < 2:
-        raise NotMeasurable("all inverse temperatures lie on one side of the critical one")
+    require(len(by_depth.columns) > 1, "all inverse temperatures lie on one side of the critical one")
     return (by_depth[True] - by_depth[False]).mean()
 
 

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from rankbench.judging.claim import Claim, NotMeasurable, above
+from rankbench.judging.claim import Claim, above, require
 from rankbench.judging.residual_left import HALF, ends, keeps
 from rankbench.judging.sweeps import at_value
 
@@ -11,8 +11,7 @@ PAPERS = {"Saxe et al. 2014": "Exact solutions to the nonlinear dynamics of lear
 
 def _rank_of_residual_kept(rows: pd.DataFrame) -> float:
     first, last = ends(rows)
-    if last.below_floor:
-        raise NotMeasurable("the residual after the last layer is rounding")
+    require(not last.below_floor, "the residual after the last layer is rounding")
     return last.effective_rank_centred / first.effective_rank_centred
 
 

@@ -10,7 +10,7 @@ from functools import partial
 
 import pandas as pd
 
-from rankbench.judging.claim import Claim, Control, NotMeasurable, above, below
+from rankbench.judging.claim import Claim, Control, NotMeasurable, above, below, require
 from rankbench.judging.head_rank import trained_errors
 from rankbench.judging.sweeps import in_reverse, rows_by_value
 
@@ -37,8 +37,7 @@ def _one_fewer_over_enough(rows: pd.DataFrame) -> float:
 def _largest_from_there_on(rows: pd.DataFrame) -> float:
     errors = _errors(rows)
     enough = errors[errors.heads >= errors.directions]
-    if enough.empty:
-        raise NotMeasurable("no network with as many heads as directions")
+    require(not enough.empty, "no network with as many heads as directions")
     return enough.error.max()
 
 
