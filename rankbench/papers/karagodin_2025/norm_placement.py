@@ -147,19 +147,16 @@ def cosines(place: str, tokens: int, beta: float, times: list[float]) -> np.ndar
 
 def predicted_meeting(tokens: int, layers: int) -> Predicted:
     """The cosine by place and time."""
-    times = _meeting_times(layers)
+    times = [*_meeting_times(layers).values()]
     for place in PLACES:
         values = cosines(place, tokens, MEETING_BETA, times)
         yield from ((place, t, value) for t, value in zip(times, values.tolist(), strict=True))
 
 
-def _meeting_times(layers: int) -> list[float]:
-    return [MEETING_TIME * layer / layers for layer in _measured_layers(layers)]
-
-
-def _measured_layers(layers: int) -> range:
+def _meeting_times(layers: int) -> dict[int, float]:
+    """Times of the layers after which the cosine is measured."""
     every = max(layers // POINTS, 1)
-    return range(every, layers + 1, every)
+    return {layer: MEETING_TIME * layer / layers for layer in range(every, layers + 1, every)}
 
 
 def network_of_meeting(generator: torch.Generator, tokens: int, layers: int) -> Measured:
@@ -167,7 +164,7 @@ def network_of_meeting(generator: torch.Generator, tokens: int, layers: int) -> 
     x_NN = torch.linalg.qr(torch.randn(tokens, tokens, dtype=torch.float64, generator=generator)).Q
     keys = {"width": tokens, "layers": 1, "norm_kind": "l2norm", "norm_affine": False, "skip": True}
     keys |= {"branch_scale": MEETING_TIME / layers, "temperature": 1 / (MEETING_BETA * math.sqrt(tokens))}
-    measured = dict(zip(_measured_layers(layers), _meeting_times(layers), strict=True))
+    times = _meeting_times(layers)
     for setup, alone in ((CLAIMED, 0.0), (CONTROL, 1.0)):
         for place in PLACES:
             mixes = {"mix_attention": 1 - alone, "mix_identity": alone}
@@ -175,8 +172,8 @@ def network_of_meeting(generator: torch.Generator, tokens: int, layers: int) -> 
             x_1ND = x_NN[None]
             for layer in range(1, layers + 1):
                 x_1ND = drawn.sublayers[0](x_1ND)  # all layers are the same
-                if layer in measured:
-                    yield setup, place, measured[layer], mean_cosine(x_1ND[0])
+                if layer in times:
+                    yield setup, place, times[layer], mean_cosine(x_1ND[0])
 
 
 NORM_PLACEMENT = Law(
