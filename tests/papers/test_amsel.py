@@ -74,37 +74,40 @@ def changed(table, form, factor=1.0, add=0.0, kind="measured"):
     return table.assign(value=table.value.where(~chosen, factor * table.value + add))
 
 
-SUPPORTING = {
-    "amsel_full_rank_soft": sweep(),
-    "amsel_full_rank_hard": sweep(),
-    "amsel_low_rank_above": sweep(),
-    "amsel_error_falls_with_rank": sweep(),
-    "amsel_m_is_minus_identity": sweep(angles={1: 179.0}),
-    "amsel_m_of_many_heads": of_networks({(1, 8, 16): 0.01, (4, 8, 16): 0.01}, angles={1: 179.0, 4: 165.0}),
-    "amsel_low_rank_grows_with_n": sweep(),
-    "amsel_trained_above_bound": sweep(bound=0.0005),
-    "garg_many_heads_fail": in_context({1: 0.1, 8: 0.2, 64: 0.4}),
-    "garg_learns_regression": in_context({1: 0.1, 64: 0.9}),
+# name: (a table that supports it, the number measured on it, tables that refute it)
+TABLES = {
+    "amsel_full_rank_soft": (sweep(), None, [sweep(full=0.03)]),
+    "amsel_full_rank_hard": (sweep(), None, [sweep(hard=0.01)]),
+    "amsel_low_rank_above": (sweep(), 50.0, [sweep(low=0.05)]),  # at the fewer points
+    "amsel_error_falls_with_rank": (
+        sweep(),
+        0.8,
+        [sweep(low=0.001), of_networks({(1, 8, 16): 0.01, (2, 4, 16): 0.6, (4, 2, 16): 0.5})],  # once it rises
+    ),
+    "amsel_m_is_minus_identity": (sweep(angles={1: 179.0}), None, [sweep(angles={1: 160.0})]),
+    "amsel_m_of_many_heads": (
+        of_networks({(1, 8, 16): 0.01, (4, 8, 16): 0.01}, angles={1: 179.0, 4: 165.0}),
+        None,
+        [of_networks({(1, 8, 16): 0.01, (4, 8, 16): 0.01}, angles={1: 179.0, 4: 140.0})],
+    ),
+    "amsel_low_rank_grows_with_n": (
+        sweep(),
+        1.3,
+        [
+            sweep(growth=0.9),
+            # larger at the most points than at the fewest, but largest in between
+            of_networks({(1, 8, n): 0.01 for n in (4, 16, 64)} | {(4, 2, 4): 0.1, (4, 2, 16): 0.4, (4, 2, 64): 0.3}),
+        ],
+    ),
+    "amsel_trained_above_bound": (sweep(bound=0.0005), None, [sweep(bound=0.3)]),
+    "garg_many_heads_fail": (
+        in_context({1: 0.1, 8: 0.2, 64: 0.4}),
+        4.0,
+        [in_context({1: 0.1, 64: 0.15}), in_context({1: 0.2, 64: 0.1})],
+    ),
+    "garg_learns_regression": (in_context({1: 0.1, 64: 0.9}), 0.2, [in_context({1: 0.7, 64: 0.8})]),
 }
-REFUTING = {
-    "amsel_full_rank_soft": [sweep(full=0.03)],
-    "amsel_full_rank_hard": [sweep(hard=0.01)],
-    "amsel_low_rank_above": [sweep(low=0.05)],
-    "amsel_error_falls_with_rank": [
-        sweep(low=0.001),
-        of_networks({(1, 8, 16): 0.01, (2, 4, 16): 0.6, (4, 2, 16): 0.5}),  # once it rises
-    ],
-    "amsel_m_is_minus_identity": [sweep(angles={1: 160.0})],
-    "amsel_m_of_many_heads": [of_networks({(1, 8, 16): 0.01, (4, 8, 16): 0.01}, angles={1: 179.0, 4: 140.0})],
-    "amsel_low_rank_grows_with_n": [
-        sweep(growth=0.9),
-        # larger at the most points than at the fewest, but largest in between
-        of_networks({(1, 8, n): 0.01 for n in (4, 16, 64)} | {(4, 2, 4): 0.1, (4, 2, 16): 0.4, (4, 2, 64): 0.3}),
-    ],
-    "amsel_trained_above_bound": [sweep(bound=0.3)],
-    "garg_many_heads_fail": [in_context({1: 0.1, 64: 0.15}), in_context({1: 0.2, 64: 0.1})],
-    "garg_learns_regression": [in_context({1: 0.7, 64: 0.8})],
-}
+# name: changes of the analysis' table that refute it, as arguments of `changed`
 THEORY_REFUTING = {
     "amsel_vote_formula": [("majority_vote", 1.0, 0.5)],
     "amsel_construction": [("construction", 2.0, 0.0), ("construction", 0.5, 0.0)],
@@ -114,19 +117,10 @@ THEORY_REFUTING = {
 }
 
 
-MEASURED = {
-    "amsel_low_rank_above": 50.0,  # at the fewer points
-    "amsel_error_falls_with_rank": 0.8,
-    "amsel_low_rank_grows_with_n": 1.3,
-    "garg_many_heads_fail": 4.0,
-    "garg_learns_regression": 0.2,
-}
-
-
-@pytest.mark.parametrize("name", SUPPORTING)
+@pytest.mark.parametrize("name", [name for name in AMSEL if name not in THEORY_REFUTING])
 def test_claims_hold_and_fail(name):
-    measured = MEASURED.get(name)
-    assert_holds_and_fails(name, SUPPORTING[name], REFUTING[name], measured, rel=2e-3)  # seeds differ by .001
+    table, measured, refuting = TABLES[name]
+    assert_holds_and_fails(name, table, refuting, measured, rel=2e-3)  # seeds differ by .001
 
 
 @pytest.mark.parametrize("name", THEORY_REFUTING)
@@ -134,10 +128,6 @@ def test_claims_on_formulas_hold_on_the_analysis_table_and_fail(name, theory_tab
     kind = "formula" if name == "amsel_hard_heads_near_bound" else "measured"
     refuting = [changed(theory_table, *change, kind) for change in THEORY_REFUTING[name]]
     assert_holds_and_fails(name, theory_table, refuting)
-
-
-def test_no_claim_is_left_out_of_these_tests():
-    assert set(SUPPORTING) == set(REFUTING) and set(SUPPORTING) | set(THEORY_REFUTING) == set(AMSEL)
 
 
 def test_the_rank_at_which_the_error_grows_least_decides():
@@ -206,7 +196,8 @@ LEARNING = [name for name, claim in AMSEL.items() if claim.why_untrained]
 
 @pytest.mark.parametrize("name", LEARNING)
 def test_networks_that_have_not_learned_are_not_judged(name):
-    for table in (SUPPORTING[name], REFUTING[name][0]):
+    supporting, _, refuting = TABLES[name]
+    for table in (supporting, refuting[0]):
         network = (table.of == "network") & (table.evaluation == "soft") & (table.weights == "trained")
         unlearned = table.assign(error=table.error.where(~network, 0.6 + 0.001 * table.seed))
         assert_undecided(name, unlearned, "has not learned its task (error 0.60")
