@@ -15,6 +15,10 @@ from rankbench.analysing.modules import building_once
 from rankbench.commands import cli
 
 ROOT = Path(__file__).resolve().parents[1]
+SMALLEST = [  # words of a training that takes a fraction of a second
+    *("model.layers=1", "model.width=8", "task.length=4", "task.alphabet=5", "task.train_size=20", "task.test_size=30"),
+    "trainer.batch_size=8",
+]
 
 
 @dataclass

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 import yaml
-from command_line import refused
+from command_line import SMALLEST, refused
 from interrupted import train_until_saved
 from refusals import refusal
 from safetensors import safe_open
@@ -31,8 +31,7 @@ from rankbench.training import loop
 from rankbench.training.loop import train
 
 TINY = [
-    *("model.layers=1", "model.width=8", "task.length=4", "task.alphabet=5", "task.train_size=20", "task.test_size=30"),
-    *("trainer.batch_size=8", "trainer.steps=4", "trainer.eval_every=2", "trainer.checkpoint_every=2", "replicas=2"),
+    *(*SMALLEST, "trainer.steps=4", "trainer.eval_every=2", "trainer.checkpoint_every=2", "replicas=2"),
     *("analysis=[residual]", "analysis.residual.variants=[full]", "analysis.residual.sequences=2"),
 ]
 

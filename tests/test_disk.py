@@ -19,7 +19,7 @@ import matplotlib.figure
 import pytest
 import torch
 from breadth import some
-from command_line import succeeds
+from command_line import SMALLEST, succeeds
 from forked import begin
 from interrupted import during_step, train_until_saved
 from limits import limited
@@ -42,10 +42,7 @@ from rankbench.training.loop import Interrupted, train
 from rankbench.training.seeds_side_by_side import METRICS
 
 pytestmark = pytest.mark.usefixtures("rounded_once")
-TINY = [
-    *("model.layers=1", "model.width=8", "task.length=4", "task.alphabet=5", "task.train_size=20", "task.test_size=30"),
-    *("trainer.batch_size=8", "trainer.steps=20", "trainer.eval_every=2", "trainer.checkpoint_every=4", "replicas=2"),
-]
+TINY = [*SMALLEST, "trainer.steps=20", "trainer.eval_every=2", "trainer.checkpoint_every=4", "replicas=2"]
 CLOCK = ["seconds", "tokens_per_second"]  # columns of metrics.csv that differ from one training to the next
 
 

@@ -5,9 +5,11 @@ import shutil
 from collections.abc import Generator
 from pathlib import Path
 
+from command_line import SMALLEST
 from power_cuts import power_cuts, restore
 
 from campaigns.campaign import Campaign
+from campaigns.jobs import MEASURED
 from campaigns.processes import differences, results
 from rankbench.analysing.runner import analyze_trained
 from rankbench.commands.compose import compose
@@ -17,10 +19,7 @@ from rankbench.runs.files import WriteError
 from rankbench.runs.run import Run
 from rankbench.training.loop import train
 
-SIZES = [
-    *("model.layers=1", "model.width=8", "task.length=4", "task.alphabet=5", "task.train_size=20", "task.test_size=30"),
-    *("trainer.batch_size=8", "analysis=[residual,path_counts]", "analysis.residual.sequences=2"),
-]
+SIZES = [*SMALLEST, *MEASURED]
 
 
 def _config(numbers: random.Random) -> TrainConfig:

@@ -7,6 +7,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+from command_line import SMALLEST
 
 from campaigns.campaign import Campaign
 from campaigns.processes import differences, results
@@ -17,10 +18,7 @@ from rankbench.training.loop import train
 from rankbench.training.seeds_side_by_side import Training
 
 STEPS, SEEDS = 16, 3
-SIZES = [
-    *("model.layers=1", "model.width=8", "task.length=4", "task.alphabet=5", "task.train_size=20", "task.test_size=30"),
-    *("trainer.batch_size=8", f"trainer.steps={STEPS}", "trainer.checkpoint_every=3", f"replicas={SEEDS}"),
-]
+SIZES = [*SMALLEST, f"trainer.steps={STEPS}", "trainer.checkpoint_every=3", f"replicas={SEEDS}"]
 
 
 def _train(cfg: TrainConfig, run: Run, spoilt: dict[int, tuple[int, float]], kill_at: int | None = None) -> None:

@@ -12,18 +12,18 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
+from command_line import SMALLEST
 
 from campaigns.campaign import Campaign
 from campaigns.in_process import called, complaint
+from campaigns.jobs import MEASURED
 from rankbench.training.seeds_side_by_side import Training
 
 SECONDS = 20  # of the processor, for one command
 MEMORY = 1 << 20  # KiB by which a command may raise the memory of this process
 TINY = [
-    *("model.layers=1", "model.width=8", "task.length=4", "task.alphabet=5", "task.train_size=20", "task.test_size=30"),
-    *("trainer.batch_size=8", "trainer.steps=4", "trainer.eval_every=2", "trainer.checkpoint_every=2", "replicas=2"),
-    *("trainer.dynamics_every=2", "analysis=[residual,path_counts]", "analysis.residual.sequences=2"),
-    "claims=[]",
+    *(*SMALLEST, "trainer.steps=4", "trainer.eval_every=2", "trainer.checkpoint_every=2", "replicas=2"),
+    *("trainer.dynamics_every=2", *MEASURED, "claims=[]"),
 ]
 NUMBER = re.compile(rb"-?\d+(\.\d+)?(e-?\d+)?")
 ODD = [

@@ -5,14 +5,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from command_line import SMALLEST
 from forked import begin
 
 from campaigns.processes import differences, results
 
-TINY = [
-    *("model.layers=1", "model.width=8", "task.length=4", "task.alphabet=5", "task.train_size=20", "task.test_size=30"),
-    *("trainer.batch_size=8", "trainer.eval_every=2", "trainer.checkpoint_every=4", "replicas=2"),
-]
+TINY = [*SMALLEST, "trainer.eval_every=2", "trainer.checkpoint_every=4", "replicas=2"]
 MEASURED = ["analysis=[residual,path_counts]", "analysis.residual.sequences=2"]
 COMMANDS = {
     "train": ["train", *TINY, "trainer.steps=60", "trainer.dynamics_every=5", "out=run"],

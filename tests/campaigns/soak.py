@@ -8,15 +8,13 @@ from collections.abc import Generator
 from pathlib import Path
 
 import numpy as np
+from command_line import SMALLEST
 from forked import begin
 
 from campaigns.campaign import Campaign
 from rankbench.runs.run import Run
 
-SIZES = [
-    *("model.layers=1", "model.width=8", "task.length=4", "task.alphabet=5", "task.train_size=20", "task.test_size=30"),
-    *("trainer.batch_size=8", "trainer.steps=4", "trainer.eval_every=2"),
-]
+SIZES = [*SMALLEST, "trainer.steps=4", "trainer.eval_every=2"]
 REPORT_SECONDS, REPORT_MEMORY = 60, 1024  # of 500 runs; MiB
 TICK = os.sysconf("SC_CLK_TCK")
 
