@@ -18,15 +18,9 @@ from rankbench.config.keys import check_known
 from rankbench.runs.machine import Machine
 from rankbench.runs.tables import write_table
 
+_MODULES = (paths, training, startup, attention, depth, lipschitz, metrics, card)
 BENCHMARKS: dict[str, Callable[[BenchConfig, Machine], pd.DataFrame]] = {
-    "paths": paths.table,
-    "training": training.table,
-    "startup": startup.table,
-    "attention": attention.table,
-    "depth": depth.table,
-    "lipschitz": lipschitz.table,
-    "metrics": metrics.table,
-    "card": card.table,
+    module.__name__.partition(".")[2]: module.table for module in _MODULES
 }
 DEFAULTS = ("paths", "training", "startup")
 

@@ -15,16 +15,6 @@ from campaigns import (
 )
 from campaigns.campaign import Campaign
 
-CAMPAIGNS: dict[str, Campaign] = {
-    "kill": kill.CAMPAIGN,
-    "cut": cut.CAMPAIGN,
-    "full_disk": full_disk.CAMPAIGN,
-    "fuzz": fuzz.CAMPAIGN,
-    "hostile": hostile.CAMPAIGN,
-    "foreign": foreign.CAMPAIGN,
-    "environments": environments.CAMPAIGN,
-    "observer": observer.CAMPAIGN,
-    "concurrency": concurrency.CAMPAIGN,
-    "divergence": divergence.CAMPAIGN,
-    "soak": soak.CAMPAIGN,
-}
+# in the order of their page
+_MODULES = (kill, cut, full_disk, fuzz, hostile, foreign, environments, observer, concurrency, divergence, soak)
+CAMPAIGNS: dict[str, Campaign] = {module.__name__.partition(".")[2]: module.CAMPAIGN for module in _MODULES}
