@@ -125,6 +125,16 @@ def with_calls_replaced(network: Network, replacements: Mapping[str, Callable]) 
     return written if mode.count else None
 
 
+def replacing(name: str, replacements_of: Callable[[Callable], Mapping[str, Callable]]) -> Callable:
+    """Register the rewrite that calls a function in place of others. replacements_of: the calls that it replaces."""
+
+    def register(function: Callable) -> Callable:
+        REWRITES[name] = partial(with_calls_replaced, replacements=replacements_of(function))
+        return function
+
+    return register
+
+
 Product = Callable[[Tensor, Tensor], Tensor]
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None, float], Tensor]
 
@@ -237,13 +247,11 @@ def _done(x: Any) -> Any:
     return x
 
 
-@rewrite("matmul")
-def _(network: Network) -> Written | None:
-    """The kernel and einsum, by torch.matmul."""
-    replacements = of_products(torch.matmul)
-    return with_calls_replaced(network, {name: replacements[name] for name in replacements if "mm" not in name})
+# the kernel and einsum
+replacing("matmul", lambda by: {name: call for name, call in of_products(by).items() if "mm" not in name})(torch.matmul)
 
 
+@replacing("einsum", partial(of_products, einsum=False))
 def by_einsum(a: Tensor, b: Tensor) -> Tensor:
     if a.shape[:-2] != b.shape[:-2]:
         return torch.einsum("...nm,...mk->...nk", a, b)
@@ -251,20 +259,9 @@ def by_einsum(a: Tensor, b: Tensor) -> Tensor:
     return torch.einsum(f"{batch}nm,{batch}mk->{batch}nk", a, b)
 
 
-@rewrite("einsum")
-def _(network: Network) -> Written | None:
-    """Every product of batches of matrices by torch.einsum."""
-    return with_calls_replaced(network, of_products(by_einsum, einsum=False))
-
-
+@replacing("product and sum", of_products)
 def product_and_sum(a: Tensor, b: Tensor) -> Tensor:
     return (a[..., None] * b[..., None, :, :]).sum(-2)
-
-
-@rewrite("product and sum")
-def _(network: Network) -> Written | None:
-    """Every product of batches of matrices as an elementwise product and a sum."""
-    return with_calls_replaced(network, of_products(product_and_sum))
 
 
 @rewrite("product and sum, not of tokens")
@@ -282,6 +279,7 @@ def _(network: Network) -> Written | None:
     return with_calls_replaced(network, {name: replacements[name] for name in ("matmul", "bmm", "einsum")})
 
 
+@replacing("bmm, heads flattened", of_products)
 def by_bmm(a: Tensor, b: Tensor) -> Any:
     if a.dim() == b.dim() == 3:
         return NotImplemented  # nothing to flatten
@@ -290,43 +288,27 @@ def by_bmm(a: Tensor, b: Tensor) -> Any:
     return torch.bmm(a, b).unflatten(0, batch)
 
 
-@rewrite("bmm, heads flattened")
-def _(network: Network) -> Written | None:
-    """Every product by torch.bmm, with heads flattened into the batch."""
-    return with_calls_replaced(network, of_products(by_bmm))
+@replacing("transposed", of_products)
+def transposed(a: Tensor, b: Tensor) -> Tensor:
+    """With its factors changed over: v^T P^T for P v."""
+    return (b.mT @ a.mT).mT
 
 
-@rewrite("transposed")
-def _(network: Network) -> Written | None:
-    """Every product with its factors changed over: v^T P^T for P v."""
-    return with_calls_replaced(network, of_products(lambda a, b: (b.mT @ a.mT).mT))
-
-
+@replacing("head by head", of_products)
 def head_by_head(a: Tensor, b: Tensor) -> Any:
     if a.dim() != 4 or a.shape[:2] != b.shape[:2]:
         return NotImplemented
     return torch.stack([a[:, head] @ b[:, head] for head in range(a.shape[1])], dim=1)
 
 
-@rewrite("head by head")
-def _(network: Network) -> Written | None:
-    """A product for each head."""
-    return with_calls_replaced(network, of_products(head_by_head))
-
-
-@rewrite("kernel for each head")
-def _(network: Network) -> Written | None:
-    """A call of the kernel for each head."""
-
-    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Any:
-        if q.dim() != 4:
-            return NotImplemented
-        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
-        heads = range(q.shape[1])
-        masks = [mask if mask is None or mask.dim() < 4 or mask.shape[1] == 1 else mask[:, [h]] for h in heads]
-        return torch.cat([kernel(q[:, [h]], k[:, [h]], v[:, [h]], masks[h], scale) for h in heads], dim=1)
-
-    return with_calls_replaced(network, of_kernels(attend))
+@replacing("kernel for each head", of_kernels)
+def kernel_for_each_head(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Any:
+    if q.dim() != 4:
+        return NotImplemented
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    heads = range(q.shape[1])
+    masks = [mask if mask is None or mask.dim() < 4 or mask.shape[1] == 1 else mask[:, [h]] for h in heads]
+    return torch.cat([kernel(q[:, [h]], k[:, [h]], v[:, [h]], masks[h], scale) for h in heads], dim=1)
 
 
 @rewrite("P shared by two calls")
@@ -368,63 +350,47 @@ def _(network: Network) -> Written | None:
     return with_calls_replaced(network, {"softmax": softmax, **of_kernels(attend)})
 
 
-@rewrite("one key head in einsum")
-def _(network: Network) -> Written | None:
-    """Several query heads and the key head that they share in one einsum."""
-
-    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Any:
-        if q.dim() != 4 or q.shape[1] == k.shape[1]:
-            return NotImplemented
-        q = q.unflatten(1, (k.shape[1], -1))
-        scores = torch.einsum("bgrnk,bgmk->bgrnm", q, k) * scale
-        if mask is not None:
-            mask = mask if mask.dim() < 4 else mask[:, :, None]
-            scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
-        return torch.einsum("bgrnm,bgmk->bgrnk", scores.softmax(-1), v).flatten(1, 2)
-
-    return with_calls_replaced(network, of_kernels(attend))
+@replacing("one key head in einsum", of_kernels)
+def one_key_head_in_einsum(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Any:
+    """Several query heads and the key head that they share."""
+    if q.dim() != 4 or q.shape[1] == k.shape[1]:
+        return NotImplemented
+    q = q.unflatten(1, (k.shape[1], -1))
+    scores = torch.einsum("bgrnk,bgmk->bgrnm", q, k) * scale
+    if mask is not None:
+        mask = mask if mask.dim() < 4 else mask[:, :, None]
+        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+    return torch.einsum("bgrnm,bgmk->bgrnk", scores.softmax(-1), v).flatten(1, 2)
 
 
-@rewrite("scores by baddbmm")
-def _(network: Network) -> Written | None:
-    """Scores by torch.baddbmm onto the mask, heads flattened into the batch."""
-
-    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Any:
-        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
-        mask = torch.zeros(1, dtype=q.dtype) if mask is None else mask
-        if mask.dtype == torch.bool:
-            mask = torch.zeros(mask.shape, dtype=q.dtype).masked_fill(~mask, torch.finfo(q.dtype).min)
-        mask = mask.clamp(min=torch.finfo(q.dtype).min).expand(*q.shape[:-1], k.shape[-2]).flatten(0, 1)
-        scores = torch.baddbmm(mask, q.flatten(0, 1), k.flatten(0, 1).mT, alpha=scale)
-        return torch.bmm(scores.softmax(-1), v.flatten(0, 1)).unflatten(0, q.shape[:2])
-
-    return with_calls_replaced(network, of_kernels(attend))
+@replacing("scores by baddbmm", of_kernels)
+def scores_by_baddbmm(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Any:
+    """Scores are added to the mask, with heads flattened into the batch."""
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    mask = torch.zeros(1, dtype=q.dtype) if mask is None else mask
+    if mask.dtype == torch.bool:
+        mask = torch.zeros(mask.shape, dtype=q.dtype).masked_fill(~mask, torch.finfo(q.dtype).min)
+    mask = mask.clamp(min=torch.finfo(q.dtype).min).expand(*q.shape[:-1], k.shape[-2]).flatten(0, 1)
+    scores = torch.baddbmm(mask, q.flatten(0, 1), k.flatten(0, 1).mT, alpha=scale)
+    return torch.bmm(scores.softmax(-1), v.flatten(0, 1)).unflatten(0, q.shape[:2])
 
 
-@rewrite("linear maps by addmm")
-def _(network: Network) -> Written | None:
-    """F.linear as torch.addmm of flattened tokens, or without a bias as a product."""
-
-    def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        if bias is None:
-            return x @ weight.mT
-        return torch.addmm(bias, x.reshape(-1, x.shape[-1]), weight.mT).unflatten(0, x.shape[:-1])
-
-    return with_calls_replaced(network, {"linear": linear})
+@replacing("linear maps by addmm", lambda by: {"linear": by})
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Tokens are flattened; a map without a bias is a product."""
+    if bias is None:
+        return x @ weight.mT
+    return torch.addmm(bias, x.reshape(-1, x.shape[-1]), weight.mT).unflatten(0, x.shape[:-1])
 
 
-@rewrite("norms written out")
-def _(network: Network) -> Written | None:
-    """F.layer_norm as mean, variance and root."""
-
-    def layer_norm(x: Tensor, shape: Any, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5):
-        axes = tuple(range(-len(shape), 0))
-        centred = x - x.mean(axes, keepdim=True)
-        scaled = centred * torch.rsqrt(centred.pow(2).mean(axes, keepdim=True) + eps)
-        scaled = scaled if weight is None else weight * scaled
-        return scaled if bias is None else scaled + bias
-
-    return with_calls_replaced(network, {"layer_norm": layer_norm})
+@replacing("norms written out", lambda by: {"layer_norm": by})
+def layer_norm(x: Tensor, shape: Any, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5):
+    """Mean, variance and root."""
+    axes = tuple(range(-len(shape), 0))
+    centred = x - x.mean(axes, keepdim=True)
+    scaled = centred * torch.rsqrt(centred.pow(2).mean(axes, keepdim=True) + eps)
+    scaled = scaled if weight is None else weight * scaled
+    return scaled if bias is None else scaled + bias
 
 
 # --- additions in place and out of place -----------------------------------------------------------------------------
@@ -497,10 +463,8 @@ def _(network: Network) -> Written | None:
     return written if mode.chosen else None
 
 
-@rewrite("additions out of place")
-def _(network: Network) -> Written | None:
-    """x = x + f(x) in place of x += f(x)."""
-    return with_calls_replaced(network, {"iadd": torch.add, "add_": torch.add})
+# x = x + f(x) in place of x += f(x)
+replacing("additions out of place", lambda by: {"iadd": by, "add_": by})(torch.add)
 
 
 # --- axes, masks, batches, outputs -----------------------------------------------------------------------------------
