@@ -7,26 +7,17 @@ from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
 
-from forked import Process, begin
+from forked import begin
 
 from campaigns.campaign import Campaign
-from campaigns.full_disk import LONGEST_LINE
+from campaigns.in_process import complaint
 from campaigns.jobs import MEASURED, undisturbed
+from campaigns.processes import ended_as
 
 BESIDE = {  # what is begun beside a command that writes the folders `run` or `sweep`
     "analyze": ["analyze", "run=run", *MEASURED, "out=measured"],
     "report": ["report", "runs=.", "out=report"],
 }
-
-
-def _complaint(process: Process) -> str | None:
-    """What is wrong with how a command ended that may have been refused."""
-    if process.wait() == 0:
-        return None
-    printed, last = process.errors.read_text(errors="replace"), process.last_line
-    if process.code != 1 or "Traceback" in printed or not last.startswith("rankbench ") or len(last) > LONGEST_LINE:
-        return f"exit code {process.code}: {last[:300]}"
-    return None
 
 
 def cases(numbers: random.Random, size: int, folder: Path) -> Generator[str | None, None, str]:
@@ -43,7 +34,8 @@ def cases(numbers: random.Random, size: int, folder: Path) -> Generator[str | No
         delay = numbers.uniform(0, job.seconds)
         time.sleep(delay)
         other = begin(*BESIDE.get(second, job.words), at=at, errors=folder / "errors2.txt")
-        line = _complaint(first) or _complaint(other)
+        line, of_other = complaint(ended_as(first)), complaint(ended_as(other))
+        line = line or of_other
         ended["both ended well" if first.code == other.code == 0 else "one refused"] += 1
         if second != "same" and first.code != 0:
             line = line or f"the first was disturbed: {first.last_line}"

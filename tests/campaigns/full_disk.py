@@ -11,8 +11,9 @@ from forked import begin
 from limits import limited
 
 from campaigns.campaign import Campaign
-from campaigns.in_process import LONGEST_LINE
+from campaigns.in_process import complaint
 from campaigns.jobs import undisturbed
+from campaigns.processes import ended_as
 
 SMALLEST, LARGEST = 100, 200_000  # bytes of the largest file
 
@@ -26,22 +27,15 @@ def cases(numbers: random.Random, size: int, folder: Path) -> Generator[str | No
         at = job.folder(folder / "case")
         errors.write_text("")
         first = begin(*job.words, at=at, errors=errors, limits=limited(resource.RLIMIT_FSIZE, limit))
-        ended["ran" if first.wait() == 0 else "stopped"] += 1
-        line = complaint(first.code, errors.read_text())
+        result = ended_as(first)
+        ended["ran" if result.code == 0 else "stopped"] += 1
+        line = complaint(result)
+        if line is None and result.code and "could not be written" not in first.last_line:
+            line = f"does not name the file: {first.last_line[:300]}"
         afterwards = job.continued(at, errors)
         line = line or afterwards
         yield None if line is None else f"{name}, files of at most {limit} bytes: {line}"
     return ", ".join(f"{count} {how}" for how, count in ended.most_common())
-
-
-def complaint(code: int, printed: str) -> str | None:
-    """What is wrong with how a command ended whose writes were refused."""
-    last = (printed.strip().splitlines() or [""])[-1]
-    if code == 0:
-        return None
-    if code != 1 or "Traceback" in printed or not last.startswith("rankbench ") or len(last) > LONGEST_LINE:
-        return f"exit code {code}: {last[:300]}"
-    return None if "could not be written" in last else f"does not name the file: {last[:300]}"
 
 
 CAMPAIGN = Campaign(

@@ -4,11 +4,18 @@ import signal
 from pathlib import Path
 
 import pandas as pd
+from command_line import Result
+from forked import Process
 
 from rankbench.runs.run import Run
 
 CLOCKS = ["seconds", "tokens_per_second", "train_seconds"]  # columns that differ from one run to the next
 KILLED = -signal.SIGKILL
+
+
+def ended_as(process: Process) -> Result:
+    """How the process of a command ends, when it has."""
+    return Result(process.wait(), "", process.errors.read_text(errors="replace"))
 
 
 def results(folder: Path) -> dict[str, object]:
