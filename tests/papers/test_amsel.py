@@ -48,10 +48,10 @@ def sweep(full=0.01, low=0.5, growth=1.3, **columns):
     return of_networks(few | more, **columns)
 
 
-def in_context(errors, averaging=0.5):
+def in_context(errors):
     """A head_rank table of regression in context: errors behind the last of 10 examples, by heads."""
     table = of_networks({(heads, 64 // heads, 10): error for heads, error in errors.items()}, width=64)
-    baseline = table[table.of == "baseline"].assign(evaluation="averaging", error=averaging)
+    baseline = table[table.of == "baseline"].assign(evaluation="averaging", error=0.5)
     earlier = table[table.of != "head"].assign(examples=1, error=5.0)
     return pd.concat([table, baseline, earlier], ignore_index=True)
 

@@ -23,10 +23,9 @@ def gaussian(k):
     return np.exp(-8 * (k / (LENGTHS - 1)) ** 2)
 
 
-def binomial(k, p=0.5):
-    """Shares of a coin thrown for each head, p for a head that is passed: a variance of 1 - p times the mean."""
-    n = len(k) - 1
-    return scipy.stats.binom(n, p).pmf(k)
+def binomial(k):
+    """Shares of a coin thrown for each head: a variance of half the mean."""
+    return scipy.stats.binom(len(k) - 1, 0.5).pmf(k)
 
 
 def table(error=geometric, k99=(8.0, 4.0), lag=2, checkpoint="one", num_lengths=LENGTHS, share=binomial, later=0.1):

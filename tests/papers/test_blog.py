@@ -35,14 +35,14 @@ def of_pairs(rest=1e-15, scheme="frozen", cross=0.02, scale=1.0, whole_accuracy=
     return pd.concat(seeds, ignore_index=True)
 
 
-def of_pruning(greedy=0.02, norm=0.03, random=0.6, whole_accuracy=1.0):
+def of_pruning(greedy=0.02, norm=0.03, random=0.6):
     """A pruning table: from these shares of the paths on, the network's accuracy is reached, but for four points."""
     shares = np.linspace(0, 1, 101)
     rows = []
     for seed in range(3):
         for order, enough, repeat in (("greedy", greedy, None), ("norm", norm, None), ("random", random, 0)):
-            reached = whole_accuracy * np.where(shares >= enough + 0.01 * seed - 1e-9, 0.96, 0.5)
-            common = {"seed": seed, "order": order, "repeat": repeat, "whole_accuracy": whole_accuracy}
+            reached = np.where(shares >= enough + 0.01 * seed - 1e-9, 0.96, 0.5)
+            common = {"seed": seed, "order": order, "repeat": repeat, "whole_accuracy": 1.0}
             rows += [common | {"kept_share": s, "accuracy": a} for s, a in zip(shares, reached, strict=True)]
     return pd.DataFrame(rows)
 

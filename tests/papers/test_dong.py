@@ -140,11 +140,11 @@ def fig5(**changes):
 ACCURACY = {0: 0.15, 1: 0.9, 2: 0.5, 3: 0.3, 4: 0.15}  # by path length
 
 
-def by_length(accuracy=ACCURACY, remainder=1e-15, whole=0.99, majority=0.125, seeds=3, whole_sums=0.901, spread=None):
+def by_length(accuracy=ACCURACY, remainder=1e-15, whole=0.99, majority=0.125, whole_sums=0.901, spread=None):
     """A table of the analysis paths: sampled subsets (two a length for 5 and for 20 paths, around the accuracy), and
     rows of all paths. spread: by length, how far the subsets lie from the accuracy."""
     rows = []
-    for seed in range(seeds):
+    for seed in range(3):
         for scheme in ("frozen", "recomputed"):
             for length, value in accuracy.items():
                 common = {"seed": seed, "scheme": scheme, "path_length": length}

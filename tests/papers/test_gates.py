@@ -9,14 +9,14 @@ from rankbench.judging import CLAIMS
 GATES = {name: claim for name, claim in CLAIMS.items() if name.startswith("qiu_")}
 
 
-def heads(sink=0.8, gated=0.2, rank=2.0, gated_rank=6.0):
+def heads(sink=0.8, gated=0.2, gated_rank=6.0):
     """Tables of the analyses attention and head_rank in one, of two heads, of which the second has the sink. Before
     training the first token has a weight of .2 and W_V W_O a rank of 8; the rank of W_Q W_K must not count."""
     rows = [
         {"seed": seed, "weights": weights, "layer": 1, "head": head, "model.attention": attention, "matrix": matrix}
         | {"of": "head", "first_weight": first, "effective_rank": (rank_of_kind if matrix == "vo" else 77.0)}
         for seed in range(5)
-        for attention, trained, trained_rank in (("dot", sink, rank), ("gated", gated, gated_rank))
+        for attention, trained, trained_rank in (("dot", sink, 2.0), ("gated", gated, gated_rank))
         for weights in ("trained", "initialised")
         for head in (1, 2)
         for matrix in ("qk", "vo")

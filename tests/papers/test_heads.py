@@ -10,11 +10,11 @@ OTHERS = {"knob_exclusive", "qiu_gate_lowers_sink", "qiu_sink_without_gate"}  # 
 HEADS = {name: claim for name, claim in CLAIMS.items() if claim.table == "attention" and name not in OTHERS}
 
 
-def heads(entropy=1.0, least=0.5, bound=0.1, over=3.0, shuffled=1.1, scores=None):
+def heads(entropy=1.0, bound=0.1, over=3.0, shuffled=1.1, scores=None):
     """A table of the analysis attention, of two heads; scores: the bound on scores by model.weight_norm."""
     rows = [
         {"seed": seed, "weights": weights, "layer": 1, "head": head, "model.weight_norm": weight_norm}
-        | {"entropy_nats": entropy, "least_entropy_nats": least, "entropy_bound_nats": bound / (1 + head)}
+        | {"entropy_nats": entropy, "least_entropy_nats": 0.5, "entropy_bound_nats": bound / (1 + head)}
         | {"singular_over_law": over * (1 + 0.01 * seed), "shuffled_over_law": shuffled * (1 + 0.01 * seed)}
         | {"score_norm_bound": size * head * (1 + 0.01 * seed if weight_norm == "sigma" else 1)}
         for seed in range(5)

@@ -109,14 +109,14 @@ def of_network(attention, left):
     return of_seeds(rows, attention=attention, **where, loss_fall=0.001)
 
 
-def of_entries(attention, widens, sd=1.0, fall=0.001, weights="trained"):
+def of_entries(attention, widens, sd=1.0, weights="trained"):
     """Histograms of inputs from 0 to 10 and outputs around 0, two bins each."""
     rows = [
         {"of": of, "bin": number, "smallest": smallest, "largest": smallest + width, "sd": spread}
         for of, smallest, width, spread in (("input", 0.0, 10.0, 3.0), ("output", -4.0, 10 * widens, 3 * sd))
         for number in (0, 1)
     ]
-    return of_seeds(rows, weights=weights, layer=1, attention=attention, inputs="0..10", loss_fall=fall)
+    return of_seeds(rows, weights=weights, layer=1, attention=attention, inputs="0..10", loss_fall=0.001)
 
 
 TRAINED = {"weights": "trained", "loss_fall": 0.001}

@@ -20,29 +20,25 @@ SPEED = {
 }
 
 
-def curves(losses, times=None, width=512, seeds=3, jitter=0.001):
+def curves(losses, width=512, jitter=0.001):
     """A table of curves with these test losses by (variant, layers), for every seed a thousandth of a nat more, reached
-    before the last quarter of the steps; times per token by variant, on a machine that gets slower, for all alike."""
+    before the last quarter of the steps."""
     rows = []
     for (variant, layers), loss in losses.items():
-        for seed in range(seeds):
+        for seed in range(3):
             final = loss + jitter * seed
             facts = {"variant": variant, "layers": layers, "width": width, "test_loss": final, "seed": seed}
-            time = (times or {}).get((variant, layers), (times or {}).get(variant, 10.0 * layers))
             for step, more in ((0, 9.0), (10, 0.5), (20, 0.1), (30, 0.0), (40, 0.0)):
-                timed = time * (1 + step / 10) if step > 10 else math.nan
-                for split in ("valid", "test"):
-                    row = {"step": step, "split": split, "loss": final + more, "microseconds_per_token": timed}
-                    rows.append(facts | row)
+                rows += [facts | {"step": step, "split": split, "loss": final + more} for split in ("valid", "test")]
     return pd.DataFrame(rows)
 
 
-def speed(ratios, dot=1.0, seeds=3):
+def speed(ratios, dot=1.0):
     """A table of the analysis speed with these ratios by (variant, layers), of steps of many lengths; those of dot
     products against themselves are `dot`."""
     rows = []
     for (variant, layers), ratio in ({("causal", 1): dot} | ratios).items():
-        for seed in range(seeds):
+        for seed in range(3):
             for step, seconds in enumerate((1e-3, 2e-3, 5e-3), 1):
                 times = {"seconds": ratio * seconds * (1 + 1e-4 * seed), "seconds_dot": seconds}
                 rows.append({"variant": variant, "layers": layers, "seed": seed, "step": step, **times})

@@ -20,15 +20,15 @@ FLOOR = 1e-14  # of the tokens' size, in the tables written here
 # --- tables: {value of the knob: what is left} ------------------------------------------------------------------------
 
 
-def followed(key, kept, layers=24, seeds=5):
+def followed(key, kept):
     """A table of the analysis collapse: kept maps each value of the knob to the share of the embedding's relative
     residual (.5) that is left; seeds are a per cent apart."""
     rows = [
         {"seed": seed, "weights": "initialised", "variant": "full", "layer": layer, key: str(value)}
         | {"log10_relative_residual": math.log10(0.5 * (share * (1 + 0.01 * seed) if layer else 1))}
         for value, share in kept.items()
-        for seed in range(seeds)
-        for layer in (0, layers)
+        for seed in range(5)
+        for layer in (0, 24)
     ]
     return pd.DataFrame(rows)
 
@@ -61,12 +61,12 @@ def measured(key, kept, rank=None, seeds=5, size=20.0, **more):
     return pd.DataFrame(rows)
 
 
-def training(key, entropy, left, seeds=5):
+def training(key, entropy, left):
     """A table of the analysis dynamics of two layers and three steps. entropy: by value of the key, of layer 2 at the
     last step, mean over two heads, over that at the first; left: the share behind layer 2 at the middle step."""
     rows = []
     for value in entropy:
-        for seed in range(seeds):
+        for seed in range(5):
             for step in (0, 10, 20):
                 at = {"seed": seed, "step": step, key: value}
                 rows.append({**at, "layer": 0, "sublayer": "input", "relative_residual": 0.8})
@@ -87,17 +87,17 @@ def of_sigma(with_sigma=0.6, without=0.3):
     return training("model.weight_norm", entropy, dict.fromkeys(entropy, 0.5))
 
 
-def of_skips(with_skips=0.5, without=1e-3):
-    left = {"transformer": with_skips, "transformer_no_skip": without}
+def of_skips(with_skips=0.5):
+    left = {"transformer": with_skips, "transformer_no_skip": 1e-3}
     return training("model", dict.fromkeys(left, 0.6), left)
 
 
-def by_length(key, lengths, seeds=5):
+def by_length(key, lengths):
     """A table of the analysis path_mass with lengths 0 and 10 alone. lengths: mean length by value of the key."""
     rows = [
         {"seed": seed, "part": "length", "path_length": length, "mass": mass, key: str(value)}
         for value, mean in lengths.items()
-        for seed in range(seeds)
+        for seed in range(5)
         for length, mass in ((0, 1 - mean / 10), (10, mean / 10))
     ]
     return pd.DataFrame([*rows, {**rows[0], "part": "bias", "path_length": math.nan, "mass": 99.0}])
@@ -106,7 +106,7 @@ def by_length(key, lengths, seeds=5):
 def grown(sizes):
     """A table of the analysis residual whose last state is so many times as large, by kind of hyper-connections."""
     table = measured(HYPER, dict.fromkeys(sizes, 0.5))
-    size = table[HYPER].map({key: factor for key, factor in sizes.items()}).where(table.layer == 2, 1.0)
+    size = table[HYPER].map(sizes).where(table.layer == 2, 1.0)
     return table.assign(residual=table.residual * size)
 
 
@@ -118,7 +118,7 @@ MEAN = 1.02  # of 1 to 1.04, over the seeds
 
 
 # name: (a table that supports it, the number measured on it, tables that refute it)
-def of_exclusive(plain=0.4, exclusive=1e-7):
+def of_exclusive(exclusive=1e-7):
     """A table of the analysis attention of three layers: the cosine with the own value by model.exclusive."""
     return pd.DataFrame(
         {
@@ -128,7 +128,7 @@ def of_exclusive(plain=0.4, exclusive=1e-7):
             "head": 1,
             "model.exclusive": str(is_exclusive).lower(),
         }
-        | {"value_cosine": -layer * (exclusive if is_exclusive else plain)}
+        | {"value_cosine": -layer * (exclusive if is_exclusive else 0.4)}
         for is_exclusive in (False, True)
         for seed in range(5)
         for layer in (1, 2, 3)

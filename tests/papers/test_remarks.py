@@ -19,9 +19,9 @@ KIND, TIED = "model.attention", "model.tied_qk"
 ALONE = "attention_only_no_norm"
 
 
-def ahead(share, other, seeds=5):
+def ahead(share, other):
     """Layers by which one collapse is ahead of the other, mean over the seeds of `measured` and `followed`."""
-    logs = [[math.log10(kept * (1 + 0.01 * seed)) for kept in (share, other)] for seed in range(seeds)]
+    logs = [[math.log10(kept * (1 + 0.01 * seed)) for kept in (share, other)] for seed in range(5)]
     return np.mean([math.log(first / second, 3) for first, second in logs])
 
 
@@ -30,11 +30,11 @@ def by_layer(*logs):
     return collapse({ALONE: -9.0}).assign(log10_relative_residual=lambda rows: rows.layer.map(dict(enumerate(logs))))
 
 
-def circle(alone=1.0, skip=0.5, error=0.1, escaped=()):
+def circle(skip=0.5, error=0.1, escaped=()):
     """A table of the analysis rollout: the way of two points in a step, with a skip and without. escaped: the seeds
     whose points go a hundred times as far with a skip."""
     rows = []
-    for name, length in (("san", alone), ("san_skip", skip)):
+    for name, length in (("san", 1.0), ("san_skip", skip)):
         for seed in range(10):
             for weights in ("trained", "initialised"):
                 far = length * (100 if seed in escaped and name == "san_skip" else 1 + 0.01 * seed)

@@ -9,7 +9,7 @@ from rankbench.judging import judge
 KEY = "model.hyper_connections"
 
 
-def streams(distances=(0.3, 0.5), of_mean=1.0, apart=0.02, free_apart=0.4):
+def streams(distances=(0.3, 0.5), apart=0.02, free_apart=0.4):
     """A table of the analysis residual of two sub-layers: their distances to the identity, and the residual of the
     streams behind the first one, which is twice that behind the second. Other rows must not count."""
     rows = []
@@ -17,7 +17,7 @@ def streams(distances=(0.3, 0.5), of_mean=1.0, apart=0.02, free_apart=0.4):
         for seed in range(5):
             who = {"seed": seed, KEY: kind, "variant": "full", "weights": "trained", "layer": 1}
             for number, (sublayer, distance) in enumerate(zip(("attention", "mlp"), distances, strict=True)):
-                of_mixing = {"mixing_from_identity": distance, "mixing_from_mean": of_mean * (1 + 0.001 * seed)}
+                of_mixing = {"mixing_from_identity": distance, "mixing_from_mean": 1 + 0.001 * seed}
                 residual = largest * (1 + 0.01 * seed) / (1 + number)
                 row = who | of_mixing | {"sublayer": sublayer, "mixing_gain": 1.0, "stream_residual": residual}
                 rows += [row, row | {"variant": "no_mlp", "mixing_from_identity": 9.0, "stream_residual": 0.9}]

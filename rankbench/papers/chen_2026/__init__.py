@@ -35,11 +35,11 @@ def output_cosine(tokens: int, gamma: float, rho: float = RHO) -> float:
     return product / (rho + (1 - rho) * (own**2 + (tokens - 1) * other**2))
 
 
-def limit(gamma: float, rho: float = RHO) -> float:
+def limit(gamma: float) -> float:
     """The cosine for infinitely many tokens."""
-    if gamma == 1 / (1 - rho):
-        return 4 * rho / (1 + 3 * rho)
-    return 1.0 if gamma < 1 / (1 - rho) else rho
+    if gamma == 1 / (1 - RHO):
+        return 4 * RHO / (1 + 3 * RHO)
+    return 1.0 if gamma < 1 / (1 - RHO) else RHO
 
 
 def gradient_norm(tokens: int, width: int, gamma: float, rho: float = RHO) -> float:
@@ -65,9 +65,9 @@ def gradient_norm(tokens: int, width: int, gamma: float, rho: float = RHO) -> fl
     return (of_own + (n - 1) * of_other) / width
 
 
-def gradient_limit(gamma: float, width: int, rho: float = RHO) -> float:
+def gradient_limit(gamma: float, width: int) -> float:
     """The same for infinitely many tokens."""
-    critical = 1 / (1 - rho)
+    critical = 1 / (1 - RHO)
     return 0.0 if gamma < critical else (1 - 1 / width) / (4 if gamma == critical else 1)
 
 

@@ -42,10 +42,10 @@ def kept(kind: str, share: float) -> float:
     return (1 - share) ** 2 + (share**2 if kind == "permutation" else 0)
 
 
-def apart(layers: int, kept: float, streams: int = STREAMS) -> float:
+def apart(layers: int, kept: float) -> float:
     """How far the streams are apart after this many sub-layers."""
-    differences = (1 - 1 / streams) * sum(kept**layer for layer in range(layers))
-    return float((differences / (differences + streams + layers / streams)) ** 0.5)
+    differences = (1 - 1 / STREAMS) * sum(kept**layer for layer in range(layers))
+    return float((differences / (differences + STREAMS + layers / STREAMS)) ** 0.5)
 
 
 def mixing(kind: str, share: float, generator: torch.Generator, streams: int = STREAMS) -> Tensor:
