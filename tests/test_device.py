@@ -166,11 +166,16 @@ def step_words(name: str) -> list[str]:
     return [word for word in TINY if word.partition("=")[0] not in gone] + [word for word in words if word[0] != "~"]
 
 
-def counts_of_a_step(*words: str) -> Counts:
-    """What the third step costs: the first ones also draw the epoch's order and build the optimizer's state."""
+def training_of(*words: str, step: str | None = None) -> Training:
+    cfg = compose("train", *words, "device=cuda", "trainer.batch_size=8")
+    return Training(cfg, build_task(cfg.task), Machine.prepare(cfg), list(range(cfg.replicas)), step)
+
+
+def counts_of_a_step(*words: str, step: str | None = None) -> Counts:
+    """What the third step costs: the first ones also draw the epoch's order and build the optimizer's state, and a
+    graph is recorded."""
     with pretending() as counts:
-        cfg = compose("train", *words, "device=cuda", "trainer.batch_size=8")
-        training = Training(cfg, build_task(cfg.task), Machine.prepare(cfg), list(range(cfg.replicas)))
+        training = training_of(*words, step=step)
         for _ in range(3):
             counts.operations.clear()
             counts.waits.clear()
@@ -202,10 +207,7 @@ EXACT_RATE = ["optimizer.lr=0.0009765625", "precision=fp64"]
 
 def graph_beside_plain(*words: str) -> tuple[Training, Training]:
     """The same training by graphs and kernel by kernel."""
-    cfg = compose("train", *words, *EXACT_RATE, "device=cuda", "trainer.batch_size=8")
-    task, machine, seeds = build_task(cfg.task), Machine.prepare(cfg), list(range(cfg.replicas))
-    graph, plain = (Training(cfg, task, machine, seeds, step) for step in ("graph", "plain"))
-    return graph, plain
+    return training_of(*words, *EXACT_RATE, step="graph"), training_of(*words, *EXACT_RATE, step="plain")
 
 
 def same_training(graph: Training, plain: Training) -> None:
@@ -250,13 +252,8 @@ def test_seeds_that_leave_take_their_graphs_along(device):
 
 
 def test_a_replayed_step_launches_a_score_of_kernels_and_waits_for_none():
-    with pretending() as counts:
-        graph, _ = graph_beside_plain(*TINY, "model.dropout=0.1")
-        for _ in range(3):
-            counts.operations.clear()
-            counts.waits.clear()
-            graph.update()
-        assert counts.operations.total() < 20 and not counts.waits
+    counts = counts_of_a_step(*TINY, *EXACT_RATE, "model.dropout=0.1", step="graph")
+    assert counts.operations.total() < 20 and not counts.waits
 
 
 def test_work_that_waits_is_done_without_a_graph(caplog, device, monkeypatch):
@@ -295,8 +292,7 @@ def test_long_trainings_there_replay_graphs(words, step, why, caplog):
 
 def test_an_evaluation_copies_once_and_a_checkpoint_each_tensor_once(tmp_path):
     with pretending() as counts:
-        cfg = compose("train", *TINY, "device=cuda")
-        training = Training(cfg, build_task(cfg.task), Machine.prepare(cfg), [0, 1])
+        training = training_of(*TINY)
         training.update()
         counts.waits.clear()
         training.evaluate()
@@ -310,8 +306,7 @@ def test_an_evaluation_copies_once_and_a_checkpoint_each_tensor_once(tmp_path):
 @pytest.mark.slow
 def test_a_look_copies_each_weight_and_all_its_numbers_once():
     with pretending() as counts:
-        cfg = compose("train", *TINY, "device=cuda")
-        training = Training(cfg, build_task(cfg.task), Machine.prepare(cfg), [0, 1])
+        training = training_of(*TINY)
         counts.waits.clear()
         assert len(dynamics(training)) == 2 * (1 + 2 * (2 + 2))  # seeds: input, and of two layers two heads and states
     assert counts.waits["to the host"] == len(training.parameters) + 1

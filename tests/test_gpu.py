@@ -7,7 +7,7 @@ import dataclasses
 
 import pytest
 import torch
-from test_device import CLOCKS, EXACT, TINY, needs_gpu, same, step_words
+from test_device import CLOCKS, EXACT, TINY, needs_gpu, same, step_words, training_of
 
 from rankbench.commands.compose import compose
 from rankbench.model import build_model, initial_model
@@ -26,11 +26,6 @@ pytestmark = list(needs_gpu)
 # float32: 6e-8 a rounding, some thousand of them in other orders, enlarged by ten steps of Adam
 CLOCKS_AND_TIES = [*CLOCKS, "accuracy"]  # a rounding can turn a single answer
 FLOAT32 = {"rtol": 1e-3, "atol": 1e-4}
-
-
-def training_of(*words: str, step: str | None = None) -> Training:
-    cfg = compose("train", *words, "device=cuda", "trainer.batch_size=8")
-    return Training(cfg, build_task(cfg.task), Machine.prepare(cfg), list(range(cfg.replicas)), step)
 
 
 def metrics_of(folder, *words: str):
