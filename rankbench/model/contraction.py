@@ -17,20 +17,14 @@ def inverse_phi(num_keys: int) -> float:
     It is the largest variance of a softmax over N keys, one of which is the query itself (Lemma F.2). The paper's
     W_0(N / e) is a misprint, because x e^x = (N - 1) / e.
     """
-    return _inverse_phi(num_keys)
-
-
-@lru_cache
-def _inverse_phi(num_keys: int) -> float:
     return float(scipy.special.lambertw((num_keys - 1) / math.e).real)
 
 
 @lru_cache
 def inverse_phis(most: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """`inverse_phi` of 1 to `most` keys, (most,). Kept on the device, as a CUDA graph copies nothing from the host."""
-    return torch.tensor([inverse_phi(number) for number in range(1, most + 1)], dtype=dtype).to(
-        device, non_blocking=True
-    )
+    by_num_keys = torch.tensor([inverse_phi(number) for number in range(1, most + 1)], dtype=dtype)
+    return by_num_keys.to(device, non_blocking=True)
 
 
 def l2_bound_inf(
