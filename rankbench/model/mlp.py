@@ -64,3 +64,8 @@ class MLP(nn.Module):
     def from_hidden(self, z_BNF: Tensor) -> Tensor:
         """Output of the MLP from the input of the activation."""
         return self.down(self.activation(z_BNF))
+
+    def observe(self, x_BND: Tensor, present_BN: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
+        """The output, and by name the input of the activation."""
+        hidden_BNF = self.hidden(x_BND)
+        return self.from_hidden(hidden_BNF), {"hidden_BNF": hidden_BNF}

@@ -36,11 +36,7 @@ class Network:
     read_out: ReadOut
     norm_kind: str  # of its norms; in a network without norms, of the norm put before the read-out of path sums
     kinds: Kinds = NO_KINDS
-
-    @property
-    def sublayers(self) -> tuple[AnySublayer, ...]:
-        """All sub-layers, in order."""
-        raise NotImplementedError
+    sublayers: tuple[AnySublayer, ...]  # in order
 
     @property
     def shares(self) -> tuple[float, ...]:
@@ -96,8 +92,7 @@ class Network:
     @property
     def has_skips(self) -> bool:
         """Whether a path can skip the attention of a layer."""
-        attentions = (sublayer for sublayer in self.sublayers if isinstance(sublayer, AttentionSublayer))
-        return any(sublayer.skip != 0 or sublayer.streams is not None for sublayer in attentions)
+        return any(attention.skip != 0 or attention.streams is not None for attention, *_ in self.layers)
 
     @property
     def has_mlps(self) -> bool:
@@ -155,7 +150,7 @@ class Reduced(Network):
     """A network with parts of its sub-layers removed. It shares the weights of the original."""
 
     def __init__(self, whole: Network, sublayers: list[AnySublayer], last_norm: Norm | None) -> None:
-        self.whole, self._sublayers, self.last_norm = whole, tuple(sublayers), last_norm
+        self.whole, self.sublayers, self.last_norm = whole, tuple(sublayers), last_norm
         self.name, self.width, self.norm_kind = whole.name, whole.width, whole.norm_kind
         self.read_out, self.kinds = whole.read_out, whole.kinds
 
@@ -167,10 +162,6 @@ class Reduced(Network):
 
     def num_tokens(self, inputs: Tensor) -> int:
         return self.whole.num_tokens(inputs)
-
-    @property
-    def sublayers(self) -> tuple[AnySublayer, ...]:
-        return self._sublayers
 
     @property
     def shares(self) -> tuple[float, ...]:
@@ -296,7 +287,7 @@ def _applied(sublayer: AnySublayer, x_BND: Tensor, present_BN: Tensor | None) ->
         return normed
 
     def part(read_BND: Tensor) -> Tensor:
-        output_BND, values = sublayer.observe(read_BND, present_BN)
+        output_BND, values = sublayer.part.observe(read_BND, present_BN)
         inside.update(values)
         return output_BND
 

@@ -14,7 +14,6 @@ Shapes: B batch, N query token, D width, S stream.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -121,26 +120,42 @@ class Sublayer:
 
     def before(self, x: Tokens, norm: Callable[[Tokens], Tokens] | None) -> Tokens:
         """Input of the part."""
-        if self.place not in ("pre", "peri"):
-            return x
-        assert norm is not None  # as the place says
-        return norm(x)
+        return x if norm is None or self.place not in ("pre", "peri") else norm(x)
 
     def after(self, x: Tokens, norm: Callable[[Tokens], Tokens] | None) -> Tokens:
         """Output of the sub-layer, from the sum of skip and branch."""
-        if self.place not in ("post", "ngpt"):
-            return x
-        assert norm is not None  # as the place says
-        return norm(x)
+        return x if norm is None or self.place not in ("post", "ngpt") else norm(x)
 
-    def __call__(self, x_BND: Tensor, present_BN: Tensor | None = None, kernel: str = "table") -> Tensor:
-        """Output of the sub-layer on tokens; kernel as in Attention.forward."""
-        part = functools.partial(self.f, present_BN=present_BN, kernel=kernel)
+    def __call__(
+        self,
+        x_BND: Tensor,
+        present_BN: Tensor | None = None,
+        kernel: str = "table",
+        weights_BHNM: Tensor | None = None,
+        output_BND: Tensor | None = None,
+    ) -> Tensor:
+        """Output of the sub-layer on tokens; kernel as in Attention.forward.
+
+        weights_BHNM, output_BND: dropout's masks of the attention weights and of the part's output; None: no dropout.
+        """
+
+        def part(read_BND: Tensor) -> Tensor:
+            y_BND = self.f(read_BND, present_BN, kernel, weights_BHNM)
+            return y_BND if output_BND is None else y_BND * output_BND
+
         return self.apply(x_BND, part, self.norm, weighted_sum, self.branch_norm)
 
-    def f(self, read_BND: Tensor, present_BN: Tensor | None = None, kernel: str = "table") -> Tensor:
+    def f(
+        self,
+        read_BND: Tensor,
+        present_BN: Tensor | None = None,
+        kernel: str = "table",
+        dropout_BHNM: Tensor | None = None,
+    ) -> Tensor:
         """Output of the part, from its input tokens."""
-        raise NotImplementedError
+        if isinstance(self.part, Heads):
+            return self.part(read_BND, present_BN, dropout_BHNM, kernel)
+        return self.part(read_BND)
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,13 +165,6 @@ class AttentionSublayer(Sublayer):
     kind = "attention"
     part: Heads
 
-    def f(self, read_BND: Tensor, present_BN: Tensor | None = None, kernel: str = "table") -> Tensor:
-        return self.part(read_BND, present_BN, kernel=kernel)
-
-    def observe(self, read_BND: Tensor, present_BN: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
-        """Output of the part, and its intermediate values as in `AttentionStep`."""
-        return self.part.observe(read_BND, present_BN)
-
 
 @dataclass(frozen=True, eq=False)
 class MlpSublayer(Sublayer):
@@ -164,14 +172,6 @@ class MlpSublayer(Sublayer):
 
     kind = "mlp"
     part: MLP
-
-    def f(self, read_BND: Tensor, present_BN: Tensor | None = None, kernel: str = "table") -> Tensor:
-        return self.part(read_BND)
-
-    def observe(self, read_BND: Tensor, present_BN: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
-        """The same, as in `MlpStep`."""
-        hidden_BNF = self.part.hidden(read_BND)
-        return self.part.from_hidden(hidden_BNF), {"hidden_BNF": hidden_BNF}
 
 
 AnySublayer = AttentionSublayer | MlpSublayer

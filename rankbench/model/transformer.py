@@ -17,7 +17,7 @@ from rankbench.model.linear import Linear
 from rankbench.model.mlp import MLP
 from rankbench.model.network import Network
 from rankbench.model.norm import Norm
-from rankbench.model.sublayers import AnySublayer, AttentionSublayer, MlpSublayer, Streams, weighted_sum
+from rankbench.model.sublayers import AnySublayer, AttentionSublayer, MlpSublayer, Streams, Sublayer
 
 ACTIVATION_LAYERS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU}
 SINKHORN_STEPS = 20  # as in Xie et al. 2025
@@ -109,7 +109,7 @@ class Transformer(Network, nn.Module):
     ) -> None:
         super().__init__()
         self.cfg, self.input_kind, self.padded = cfg, input_kind, padded
-        self.through: Callable[..., Tensor] = through  # a training compiles it
+        self.through: Callable[..., Tensor] = Sublayer.__call__  # a training compiles it
         self.name, self.width, self.norm_kind = cfg.name, cfg.width, cfg.norm_kind
         self.sizes = {"input_kind": input_kind, "num_inputs": num_inputs, "num_outputs": num_outputs}
         self.sizes |= {"length": length, "padded": padded}
@@ -179,7 +179,7 @@ class Transformer(Network, nn.Module):
         return inputs >= 0 if self.padded else None
 
     @property
-    def sublayers(self) -> tuple[AnySublayer, ...]:
+    def sublayers(self) -> tuple[AnySublayer, ...]:  # type: ignore[override]  # made anew: learned streams change
         """Attention and, if there is one, the MLP of each layer. A layer without an MLP has no norm for it either."""
         cfg = self.cfg
         skips: dict[type[AttentionSublayer] | type[MlpSublayer], float] = {
@@ -244,26 +244,6 @@ class Transformer(Network, nn.Module):
             if self.cfg.mlp:
                 shapes[f"layers.{index}.mlp.output"] = state
         return shapes
-
-
-def through(
-    sublayer: AnySublayer,
-    x_BND: Tensor,
-    present_BN: Tensor | None,
-    kernel: str,
-    weights_BHNM: Tensor | None = None,
-    output_BND: Tensor | None = None,
-) -> Tensor:
-    """Output of a sub-layer, with dropout by these masks on its attention weights and on its part's output."""
-    if output_BND is None:
-        return sublayer(x_BND, present_BN, kernel)
-
-    def dropped(read_BND: Tensor) -> Tensor:
-        if isinstance(sublayer, AttentionSublayer):
-            return sublayer.part(read_BND, present_BN, weights_BHNM, kernel) * output_BND
-        return sublayer.f(read_BND) * output_BND
-
-    return sublayer.apply(x_BND, dropped, sublayer.norm, weighted_sum, sublayer.branch_norm)
 
 
 class FirstCoordinates(nn.Module):

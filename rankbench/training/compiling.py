@@ -16,7 +16,8 @@ from rankbench.model import build_model
 from rankbench.model.contraction import inverse_phi
 from rankbench.model.dropout import dropout_masks
 from rankbench.model.lstm import Lstm
-from rankbench.model.transformer import Transformer, through
+from rankbench.model.sublayers import Sublayer
+from rankbench.model.transformer import Transformer
 from rankbench.runs.machine import Machine
 from rankbench.tasks import Corpus, Task
 from rankbench.tasks.task import Score
@@ -96,7 +97,7 @@ def kernels_of(step: str, cfg: TrainConfig, task: Task, model: Transformer | Lst
     if in_parts:
         forward = plain
         if isinstance(own := build_model(cfg.model, task), Transformer):
-            own.through = compiled(through, dynamic=True)
+            own.through = compiled(Sublayer.__call__, dynamic=True)
             forward = per_seed(own)
     else:
         any_size = step == "torch.compile" and (isinstance(task, Corpus) or not model.vectorised)

@@ -247,15 +247,11 @@ class PretrainedNetwork(Network, nn.Module):
         self.module, self.kinds = module, kinds
         # in tables and figures: the last part of the path that it was loaded from, or its family
         self.name = Path(self.module.config.name_or_path or self.module.config.model_type).name
-        self._sublayers, self.last_norm = tuple(parts.sublayers), parts.last_norm
+        self.sublayers, self.last_norm = tuple(parts.sublayers), parts.last_norm
         self.width = self.module.config.hidden_size
-        self.norm_kind = next(norm.kind for sublayer in self._sublayers if (norm := sublayer.norm) is not None)
+        self.norm_kind = next(norm.kind for sublayer in self.sublayers if (norm := sublayer.norm) is not None)
         self.read_out = FirstCoordinates(self, self.width) if parts.read_out is None else parts.read_out
         self._embed, self._num_tokens = parts.embed, parts.num_tokens
-
-    @property
-    def sublayers(self) -> tuple[AnySublayer, ...]:
-        return self._sublayers
 
     def embed(self, inputs: Tensor) -> Tensor:
         return self._embed(inputs)
