@@ -4,7 +4,6 @@ Shapes: B batch, N token, D width, H head, C classes or output dimensions, F hid
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -181,22 +180,27 @@ class Transformer(Network, nn.Module):
     @property
     def sublayers(self) -> tuple[AnySublayer, ...]:  # type: ignore[override]  # made anew: learned streams change
         """Attention and, if there is one, the MLP of each layer. A layer without an MLP has no norm for it either."""
-        cfg = self.cfg
-        skips: dict[type[AttentionSublayer] | type[MlpSublayer], float] = {
-            AttentionSublayer: cfg.skip_scale if cfg.skip else 0.0,
-            MlpSublayer: cfg.skip_scale if cfg.mlp_skip else 0.0,
-        }
-        sublayers = tuple(
-            made(
-                *(layer, part, getattr(block, f"{made.kind}_norm"), cfg.norm, skip, cfg.branch_scale),
-                *(getattr(block, f"{made.kind}_branch_norm"), self._streams(block, made.kind, skip)),
-            )
-            for layer, block in enumerate(self.blocks_in_order, 1)
-            for made, skip in skips.items()
-            if (part := getattr(block, made.kind)) is not None
-        )
-        # the streams replace the skips of their sub-layers
-        return sublayers if cfg.hyper_connections == "none" else tuple(replace(s, skip=0.0) for s in sublayers)
+        sublayers: list[AnySublayer] = []
+        for layer, block in enumerate(self.blocks_in_order, 1):
+            around = self._around(block, "attention", self.cfg.skip)
+            sublayers.append(AttentionSublayer(layer, block.attention, *around))
+            if block.mlp is not None:
+                sublayers.append(MlpSublayer(layer, block.mlp, *self._around(block, "mlp", self.cfg.mlp_skip)))
+        return tuple(sublayers)
+
+    def _around(self, block: Block, kind: str, has_skip: bool) -> tuple[Any, ...]:
+        """Norm, place, skip, branch, branch norm and streams of a sub-layer."""
+        cfg, skip, streams = self.cfg, self.cfg.skip_scale if has_skip else 0.0, None
+        norm, branch_norm, learned = [getattr(block, f"{kind}_{name}") for name in ("norm", "branch_norm", "streams")]
+        if learned is not None:  # they replace the skip
+            skip, streams = 0.0, learned.streams(skip)
+        elif kind == "attention" and cfg.embedding_skip:
+            streams = CARRIED._replace(read=(1.0, cfg.embedding_skip))
+        elif kind == "attention" and block.attention.first is not None:
+            streams = CARRIED._replace(beside=True)
+        elif len(self.shares) > 1:
+            streams = CARRIED
+        return norm, cfg.norm, skip, cfg.branch_scale, branch_norm, streams
 
     @property
     def attentions(self) -> list[Attention]:
@@ -206,15 +210,6 @@ class Transformer(Network, nn.Module):
     def blocks_in_order(self) -> list[Block]:
         """The block of each layer; with model.shared_layers the only one, once for each layer."""
         return [*self.blocks] * (self.cfg.layers // len(self.blocks))
-
-    def _streams(self, block: Block, kind: str, skip: float) -> Streams | None:
-        if (learned := getattr(block, f"{kind}_streams")) is not None:
-            return learned.streams(skip)
-        if kind == "attention" and self.cfg.embedding_skip:
-            return CARRIED._replace(read=(1.0, self.cfg.embedding_skip))
-        if kind == "attention" and block.attention.first is not None:
-            return CARRIED._replace(beside=True)
-        return CARRIED if len(self.shares) > 1 else None
 
     @property
     def shares(self) -> tuple[float, ...]:
