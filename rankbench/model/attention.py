@@ -265,10 +265,7 @@ class Attention(Heads):
         self.own = nn.ParameterDict({name: torch.empty(start.shape) for name, start in starts.items()})
 
     def queries_keys_values(self, x_BND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of every head, each (B, H, N, K); values of another width are (B, H, N, V).
-
-        With `first`, x_BND is twice as wide: the tokens, and next to them the first attention's input.
-        """
+        """As in Heads; with `first`, x_BND is twice as wide: tokens, and beside them the first attention's input."""
         if self.first is None:
             return self._own_queries_keys_values(x_BND)
         attention, share = self.first
@@ -302,15 +299,12 @@ class Attention(Heads):
         return q_BHNK, keys[0] if keys else q_BHNK, v_BHNV + shift_H1V.to(v_BHNV.dtype)
 
     def bound_inf(self, inverse: float | Tensor) -> Tensor:
-        """Upper bound on the Lipschitz constant in the infinity norm of l2 with tied keys, before any contraction.
-
-        inverse: `inverse_phi` of the number of keys.
-        """
+        """`l2_bound_inf` of these heads, before any contraction. inverse: `inverse_phi` of the number of keys."""
         w, (attention, *others) = self.maps(), map(abs, self.mix.values())
         return l2_bound_inf(w.w_q_HDK, w.w_v_HDK, w.w_o_HKD, inverse, attention, sum(others))
 
     def gains(self, v_BHMK: Tensor, present_BN: Tensor | None) -> Tensor | None:
-        """Factor of each value, (B, H, M) or broadcastable to it; None for 1. Raises ConfigError like `num_keys`."""
+        """As in Heads; raises ConfigError like `num_keys`."""
         if self.score_name == "cosine":
             return inverse_length(v_BHMK).squeeze(-1)
         if self.score_name != "contractive_l2":

@@ -56,9 +56,9 @@ def initialise(model: Transformer, generator: torch.Generator, query_gain: float
                 if name.startswith("blocks."):
                     free_weight(module).mul_(gain)
                 if name.endswith("attention.qkv"):
-                    stacked = [free_weight(module), *([] if module.bias is None else [module.bias])]
-                    for weight in stacked:
-                        weight.split(_maps(model, name, module))[0].mul_(query_gain)
+                    for stacked in (free_weight(module), module.bias):
+                        if stacked is not None:
+                            stacked.split(_maps(model, name, module))[0].mul_(query_gain)
         for name, parameter in model.named_parameters():
             if parameter.isnan().any():
                 is_own = ".attention.own." in name
@@ -91,11 +91,12 @@ def _draw_linear(model: Transformer, name: str, module: nn.Linear, generator: to
 
 def maps_of_layers(model: Transformer) -> dict[str, list[int]]:
     """For each matrix of the layers, by its parameter's name: the number of rows of each map that is stacked in it."""
-    modules = {
-        name: module for name, module in model.blocks.named_modules(prefix="blocks") if isinstance(module, nn.Linear)
-    }
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    return {names[id(free_weight(module))]: _maps(model, name, module) for name, module in modules.items()}
+    return {
+        names[id(free_weight(module))]: _maps(model, name, module)
+        for name, module in model.blocks.named_modules(prefix="blocks")
+        if isinstance(module, nn.Linear)
+    }
 
 
 def _maps(model: Transformer, name: str, module: nn.Linear) -> list[int]:

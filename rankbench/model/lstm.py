@@ -32,14 +32,10 @@ class Lstm(nn.Module):
         super().__init__()
         if input_kind != "tokens":
             raise ConfigError(f"model.kind={cfg.kind}: reads tokens, and this task has {input_kind}; use a Transformer")
-        self.cfg, self.padded = cfg, padded
+        self.cfg, self.name, self.padded = cfg, cfg.name, padded
         self.read_in = nn.Embedding(num_inputs, cfg.width)
         self.layers = nn.ModuleList(nn.LSTM(cfg.width, cfg.width, batch_first=True) for _ in range(cfg.layers))
         self.read_out = nn.Linear(cfg.width, num_outputs)
-
-    @property
-    def name(self) -> str:
-        return self.cfg.name
 
     def lengths(self, inputs: Tensor) -> Tensor | None:
         """Number of tokens of each sequence, (B,); None for a network without padding."""
