@@ -115,18 +115,15 @@ class Training:
         return streams_of(states).to(self.machine.device, non_blocking=True)
 
     def update(self) -> None:
-        """Take one step with every seed that is training."""
-        self.step(self.batch(), learning_rate(self.cfg.optimizer, self.progress.step, self.num_steps))
-        self.progress.step += 1
-        self.sums["steps"] += 1
-
-    def step(self, batch: Batch, rate: float) -> None:
-        """Move the weights of every seed down the gradient of its loss on a batch, and add the scores before that to
-        the sums."""
-        work, streams_S2 = self._move if self.graphs is None else self.graphs, self._streams()
+        """Move the weights of every seed that is training down the gradient of its loss on this step's batch, and add
+        the scores before that to the sums."""
+        batch, streams_S2 = self.batch(), self._streams()
+        rate = learning_rate(self.cfg.optimizer, self.progress.step, self.num_steps)
         if self.kernels is not self.plain and batch.inputs.shape not in self._checked:
             self._check_compiled(batch, streams_S2)
-        work(batch, streams_S2, rate)
+        (self._move if self.graphs is None else self.graphs)(batch, streams_S2, rate)
+        self.progress.step += 1
+        self.sums["steps"] += 1
 
     def _check_compiled(self, batch: Batch, streams_S2: Tensor | None) -> None:
         """Compare the compiled gradients of the first batch of a shape with plain ones; go on with plain kernels if
