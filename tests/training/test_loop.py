@@ -68,7 +68,7 @@ TINY = [
 
 # Two routes through the same float64 arithmetic differ by the order of sums: about 1e-16 a step. The rules that divide
 # by a gradient's size can enlarge that a thousandfold and more; 1e-9 leaves room and is far below any real mistake.
-SAME = {"rtol": 1e-9, "atol": 1e-9}
+SAME, EXACT = {"rtol": 1e-9, "atol": 1e-9}, {"rtol": 0, "atol": 0}
 
 
 def config(*overrides):
@@ -133,6 +133,20 @@ def stop_at(monkeypatch, step, kind=signal.SIGTERM):
             os.kill(os.getpid(), kind)
 
     monkeypatch.setattr(Training, "update", update_and_signal)
+
+
+def stopped(run, cfg, step, kind=signal.SIGTERM):
+    """The run, trained until a signal arrives while that step is computed."""
+    with pytest.MonkeyPatch.context() as patch:
+        stop_at(patch, step, kind)
+        with pytest.raises(Interrupted, match=f"stopped at step {step} of {cfg.trainer.steps}"):
+            train(cfg, run)
+    return run
+
+
+def losses_of(run, **wanted):
+    """Losses in metrics.csv, of the rows with the wanted values."""
+    return [float(row["loss"]) for row in rows_of(run, **wanted)]
 
 
 # --- seeds side by side ----------------------------------------------------------------------------------------------
@@ -213,8 +227,7 @@ def test_seeds_side_by_side_are_separate_runs_are_a_plain_loop(tmp_path, variant
         weights, losses, norms = plain_training(config(*overrides), seed)
         torch.testing.assert_close(one_seed(together, seed_index), weights, **tolerance)
         means = [sum(losses[start : start + 4]) / 4 for start in (0, 4)]
-        recorded = [float(row["loss"]) for row in rows_of(together, seed=seed, split="train")]
-        assert recorded == pytest.approx(means, rel=tolerance["rtol"])
+        assert losses_of(together, seed=seed, split="train") == pytest.approx(means, rel=tolerance["rtol"])
         clip = config(*overrides).trainer.clip
         assert clip is None or max(norms) > clip, "the clip never acted: the test would not see it missing"
 
@@ -238,8 +251,7 @@ def test_seeds_in_groups_are_those_all_at_once(tmp_path, monkeypatch, at_a_time,
     in_groups = trained(tmp_path / "in_groups", *words)
     assert taken == sizes * cfg.trainer.steps
     torch.testing.assert_close(in_groups.weights(), together.weights(), **SAME)
-    losses, alike = ([float(row["loss"]) for row in rows_of(run)] for run in (in_groups, together))
-    assert losses == pytest.approx(alike, rel=SAME["rtol"])
+    assert losses_of(in_groups) == pytest.approx(losses_of(together), rel=SAME["rtol"])
 
 
 @pytest.mark.parametrize(
@@ -315,8 +327,7 @@ def test_a_compiled_run_is_traced_and_has_the_same_loss_curve(tmp_path, graphs, 
     assert graphs == []
     run = trained(tmp_path / "compiled", *words, "trainer.compile=true")
     assert len(graphs) == 3  # of 8 sequences, of the 4 at an epoch's end, and of the test set without gradients
-    for ours, theirs in zip(rows_of(run), rows_of(plain), strict=True):
-        assert float(ours["loss"]) == pytest.approx(float(theirs["loss"]), rel=1e-9)  # as SAME
+    assert losses_of(run) == pytest.approx(losses_of(plain), rel=SAME["rtol"])
 
 
 @pytest.mark.further
@@ -337,8 +348,7 @@ def test_the_layers_and_seeds_of_a_corpus_share_their_graphs(graphs, monkeypatch
         in_parts.update()
         plain.update()
     assert len(widths) > 1 and len(graphs) == 3  # of the dropout masks, of attention, of the MLP
-    for name, weight in plain.weights().items():
-        torch.testing.assert_close(in_parts.weights()[name], weight, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(in_parts.weights(), plain.weights(), **SAME)
 
 
 @pytest.mark.parametrize(("factor", "is_kept"), [(1.0, True), (1 + 1e-10, True), (1.001, False), (math.nan, False)])
@@ -359,9 +369,7 @@ def test_kernels_with_other_gradients_are_not_used(monkeypatch, caplog, factor, 
         plain.update()
     assert (ours.kernels is not ours.plain) == is_kept
     assert ("goes on uncompiled" in caplog.text) != is_kept
-    for name, weight in plain.weights().items():
-        exact = {"rtol": 0, "atol": 0} if not is_kept else {"rtol": 1e-9, "atol": 1e-9}
-        torch.testing.assert_close(ours.weights()[name], weight, **exact)
+    torch.testing.assert_close(ours.weights(), plain.weights(), **(SAME if is_kept else EXACT))
 
 
 @pytest.mark.further
@@ -443,8 +451,7 @@ def test_a_compiled_run_that_is_stopped_ends_with_the_weights_of_one_that_is_not
     trained(tmp_path / "parts", "trainer.compile=true", "replicas=2", "trainer.steps=5")
     torch._dynamo.reset()
     parts = trained(tmp_path / "parts", "trainer.compile=true", "replicas=2", "trainer.steps=8")
-    for name, weight in whole.weights().items():
-        assert torch.equal(parts.weights()[name], weight)
+    torch.testing.assert_close(parts.weights(), whole.weights(), **EXACT)
 
 
 @pytest.mark.slow
@@ -455,9 +462,7 @@ def test_the_compiler_itself_gives_the_same_loss_curve(tmp_path):
     torch._dynamo.utils.counters.clear()
     run = trained(tmp_path / "compiled", "replicas=2", "trainer.compile=true")
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 3
-    for ours, theirs in zip(rows_of(run), rows_of(plain), strict=True):
-        # fp32, other order of sums: as for the fp32 runs above
-        assert float(ours["loss"]) == pytest.approx(float(theirs["loss"]), rel=1e-4)
+    assert losses_of(run) == pytest.approx(losses_of(plain), rel=1e-4)  # fp32, as for the fp32 runs above
 
 
 # --- interrupt and continue ------------------------------------------------------------------------------------------
@@ -506,7 +511,7 @@ def test_the_interrupted_runs_are_worth_interrupting(uninterrupted):
 
 
 @pytest.mark.further
-def test_muon_with_a_cap_side_by_side_alone_and_interrupted(tmp_path, monkeypatch):
+def test_muon_with_a_cap_side_by_side_alone_and_interrupted(tmp_path):
     words = ["optimizer=muon", "optimizer.lr=0.02", "optimizer.cap=0.9", "precision=fp64"]
     together = trained(tmp_path / "together", *words, "replicas=2")
     for seed_index, seed in enumerate((0, 1)):
@@ -515,25 +520,17 @@ def test_muon_with_a_cap_side_by_side_alone_and_interrupted(tmp_path, monkeypatc
         matrices = [w for name, w in alone.weights().items() if ".mlp." in name and w.ndim == 3]
         # some are at the cap, and none is above it
         assert max(torch.linalg.matrix_norm(w, 2).max().item() for w in matrices) == pytest.approx(0.9, rel=1e-12)
-    run = Run(tmp_path / "run")
-    with monkeypatch.context() as patch:
-        stop_at(patch, 9)
-        with pytest.raises(Interrupted):
-            train(config(*words, "replicas=2"), run)
+    run = stopped(Run(tmp_path / "run"), config(*words, "replicas=2"), 9)
     train(config(*words, "replicas=2"), run)
     assert_same_run(run, together)
 
 
 @pytest.mark.further
-def test_shared_layers_are_saved_once_and_go_on(tmp_path, monkeypatch):
+def test_shared_layers_are_saved_once_and_go_on(tmp_path):
     """A run that is stopped and continued, and the network that analyses load, have the weights of one layer."""
     words = ["model.shared_layers=true", "model.layers=3", "replicas=2"]
     reference = trained(tmp_path / "reference", *words)
-    run = Run(tmp_path / "run")
-    with monkeypatch.context() as patch:
-        stop_at(patch, 9)
-        with pytest.raises(Interrupted):
-            train(config(*words), run)
+    run = stopped(Run(tmp_path / "run"), config(*words), 9)
     train(config(*words), run)
     assert_same_run(run, reference)
     one_layer = trained(tmp_path / "one", "model.layers=1", "trainer.steps=1")
@@ -548,16 +545,13 @@ def test_shared_layers_are_saved_once_and_go_on(tmp_path, monkeypatch):
 
 
 @pytest.mark.further
-def test_a_signal_stops_a_run_and_the_same_call_continues_it(tmp_path, monkeypatch, uninterrupted):
+def test_a_signal_stops_a_run_and_the_same_call_continues_it(tmp_path, uninterrupted):
     cfg, reference = uninterrupted
     run = Run(tmp_path / "run")
     handlers = [signal.getsignal(kind) for kind in (signal.SIGTERM, signal.SIGINT)]
     # 3 is before the first checkpoint, 7 is one; 8 an evaluation; 46 the last step
     for number, step in enumerate((1, 3, 7, 8, 20, 21, 33, 46)):
-        with monkeypatch.context() as patch:
-            stop_at(patch, step, (signal.SIGTERM, signal.SIGINT)[number % 2])
-            with pytest.raises(Interrupted, match=f"stopped at step {step} of 46"):
-                train(cfg, run)
+        stopped(run, cfg, step, (signal.SIGTERM, signal.SIGINT)[number % 2])
         assert [signal.getsignal(kind) for kind in (signal.SIGTERM, signal.SIGINT)] == handlers
         assert run.status == "running" and run.state()[1]["step"] == step
         assert set(run.weights()) == set(reference.weights())
@@ -676,12 +670,9 @@ def test_a_killed_run_continues_to_the_same_numbers(tmp_path, uninterrupted):
 @pytest.mark.parametrize(
     "uninterrupted", ["epochs_config", pytest.param("fresh_config", marks=pytest.mark.slow)], indirect=True
 )
-def test_rows_after_the_checkpoint_and_half_a_line_are_dropped(tmp_path, monkeypatch, uninterrupted):
+def test_rows_after_the_checkpoint_and_half_a_line_are_dropped(tmp_path, uninterrupted):
     cfg, reference = uninterrupted
-    with monkeypatch.context() as patch:
-        stop_at(patch, 14)
-        with pytest.raises(Interrupted):
-            train(cfg, Run(tmp_path / "stopped"))
+    stopped(Run(tmp_path / "stopped"), cfg, 14)
     # the last one is the beginning of a 16, and as a step it would lie before the checkpoint
     for number, half in enumerate(("16,1,tra", "16,1,train,9.5,0.1,0.01,0.1,", "1")):
         run = Run(shutil.copytree(tmp_path / "stopped", tmp_path / str(number)))
@@ -758,14 +749,11 @@ def test_epochs_are_lengthened_too(tmp_path):
 # at the first checkpoint of the longer run, before it, and at its end
 @pytest.mark.further
 @pytest.mark.parametrize("step", some([21, 19, 23], 3))
-def test_a_lengthened_run_can_be_stopped(tmp_path, monkeypatch, long, short, step):
+def test_a_lengthened_run_can_be_stopped(tmp_path, long, short, step):
     cfg, reference = long
     run = Run(shutil.copytree(short.folder, tmp_path / "run"))
     weights = (run.folder / "checkpoint.safetensors").read_bytes()
-    with monkeypatch.context() as patch:
-        stop_at(patch, step)
-        with pytest.raises(Interrupted):
-            train(cfg, run)
+    stopped(run, cfg, step)
     assert run.status == "running"
     assert (run.folder / "at_step_18" / "checkpoint.safetensors").read_bytes() == weights
     train(cfg, run)
@@ -869,8 +857,7 @@ def test_a_seed_that_diverges_leaves_the_others_alone(tmp_path, monkeypatch, how
     for seed in (0, 2):
         # fp32, three seeds in one product against two: rounding of 6e-8 over 20 steps
         torch.testing.assert_close(one_seed(run, seed), one_seed(healthy, seed), rtol=1e-5, atol=1e-5)
-        for ours, theirs in zip(rows_of(run, seed=seed), rows_of(healthy, seed=seed), strict=True):
-            assert float(ours["loss"]) == pytest.approx(float(theirs["loss"]), rel=1e-5)
+        assert losses_of(run, seed=seed) == pytest.approx(losses_of(healthy, seed=seed), rel=1e-5)
 
 
 def spoil_at(monkeypatch, step, spoilt):
@@ -900,11 +887,7 @@ def test_a_seed_diverges_at_the_step_where_its_loss_does(tmp_path, monkeypatch, 
         ours, theirs = ([line for line in timeless(run) if line[1] == str(seed)] for run in (reference, healthy))
         assert [line for line in ours if int(line[0]) <= noticed] == [x for x in theirs if int(x[0]) <= noticed]
     for stop in (10, 14, 18):
-        run = Run(tmp_path / f"stopped{stop}")
-        with monkeypatch.context() as patch:
-            stop_at(patch, stop)
-            with pytest.raises(Interrupted):
-                trained(run.folder, "replicas=3")
+        run = stopped(Run(tmp_path / f"stopped{stop}"), config("replicas=3"), stop)
         assert_same_run(trained(run.folder, "replicas=3"), reference)
 
 
@@ -989,15 +972,12 @@ def test_the_summary_has_the_accuracies_of_constant_answers(tmp_path):
     ],
 )
 @pytest.mark.parametrize("finished", [True, False], ids=["finished", "interrupted"])
-def test_another_config_is_refused(tmp_path, monkeypatch, finished, override, message):
+def test_another_config_is_refused(tmp_path, finished, override, message):
     run = Run(tmp_path / "run")
-    with monkeypatch.context() as patch:
-        stop_at(patch, 4 if finished else 2)
-        if finished:
-            trained(run.folder, "trainer.steps=1")
-        else:
-            with pytest.raises(Interrupted):
-                trained(run.folder, "trainer.steps=5")
+    if finished:
+        trained(run.folder, "trainer.steps=1")
+    else:
+        stopped(run, config("trainer.steps=5"), 2)
     before = contents(run.folder)
     with pytest.raises(ConfigError, match=message) as caught:
         trained(run.folder, f"trainer.steps={1 if finished else 5}", override)
@@ -1028,13 +1008,9 @@ def test_a_run_that_keeps_no_state_has_none_even_if_it_was_killed_just_before_it
 
 
 @ONCE
-def test_a_run_continues_with_other_free_keys(tmp_path, monkeypatch, uninterrupted):
+def test_a_run_continues_with_other_free_keys(tmp_path, uninterrupted):
     cfg, reference = uninterrupted
-    run = Run(tmp_path / "run")
-    with monkeypatch.context() as patch:
-        stop_at(patch, 10)
-        with pytest.raises(Interrupted):
-            train(cfg, run)
+    run = stopped(Run(tmp_path / "run"), cfg, 10)
     train(dataclasses.replace(cfg, out="elsewhere", analysis={"residual": {}}, claims=["x"]), run)
     assert_same_run(run, reference)
 
