@@ -36,7 +36,6 @@ class Stream:
 
     def __init__(self, task: Task, machine: Machine, seeds: list[int], batch_size: int) -> None:
         self.task, self.machine, self.seeds, self.batch_size = task, machine, seeds, batch_size
-        self._order: tuple[int, Any] | None = None  # an epoch and its batches
         self._read()
         self.baselines = self._baselines()
         self.keep(list(range(len(seeds))))
@@ -48,6 +47,7 @@ class Stream:
     def keep(self, alive: list[int]) -> None:
         """From now on, give batches for these seeds only; alive: their indices in `seeds`."""
         self.alive, self._alive_S = alive, torch.tensor(alive, device=self.machine.device)
+        self._order: tuple[int, Any] | None = None  # an epoch and its batches
 
     def batch(self, step: int) -> Batch:
         """Training sequences of this step, for every seed that is kept."""
@@ -71,7 +71,7 @@ class Stream:
         return stacked.to(self.machine.device, self.machine.dtype)
 
     def _baselines(self) -> list[dict[str, float]]:
-        if self.test.targets.is_floating_point():
+        if isinstance(self.task, Corpus) or self.test.targets.is_floating_point():
             return [{} for _ in self.seeds]
         train = self._drawn(self.seeds, BASELINE_SEQUENCES, "train") if self.train is None else self.train
         num_classes, indices = self.task.num_outputs, range(len(self.seeds))
@@ -96,10 +96,6 @@ class Sets(Stream):
             self.test = self.train if task.test_size is None else self._drawn(seeds, task.test_size, "test")
         self._of_all = Batch(self.train.inputs.flatten(0, 1), self.train.targets.flatten(0, 1))
         self.batches_per_epoch = math.ceil(self._size / self.batch_size)
-
-    def keep(self, alive: list[int]) -> None:
-        super().keep(alive)
-        self._order = None
 
     def batch(self, step: int) -> Batch:
         """The step's piece of the epoch, for every seed that is kept, each in its own random order."""
@@ -140,9 +136,6 @@ class OneCorpus(Stream):
     def chunks(self, split: str) -> Iterator[Batch]:
         """Pieces of the split with sequences of similar length, the same for every seed that is kept."""
         return (self._of_each(chunk, len(self.alive)) for chunk in self._chunks[split])
-
-    def _baselines(self) -> list[dict[str, float]]:
-        return [{} for _ in self.seeds]
 
     def _of_each(self, batch: Batch, num_seeds: int) -> Batch:
         return Batch(*(x.expand(num_seeds, *x.shape) for x in (batch.inputs, batch.targets)))  # no copies
