@@ -4,8 +4,7 @@ Otherwise the host launches some two thousand kernels a step, which takes longer
 """
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -61,8 +60,10 @@ class Graphs:
         is_first = shape not in self._batches
         kept = self._kept(batch, streams_S2, rate)
         if is_first:
-            with self._beside():
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):  # the one that records
                 self.work(kept, self._streams, self._rate)
+            torch.cuda.current_stream().wait_stream(self._stream)
         elif shape in self._graphs or self._record(kept):
             self._graphs[shape].replay()
         else:
@@ -81,14 +82,6 @@ class Graphs:
             self._streams = streams_S2.clone()
         self._rate.fill_(rate)
         return kept
-
-    @contextmanager
-    def _beside(self) -> Iterator[None]:
-        """Compute on the stream that records."""
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            yield
-        torch.cuda.current_stream().wait_stream(self._stream)
 
     def _record(self, kept: Batch) -> bool:
         """Record the work on this batch, without doing it; whether CUDA can."""
