@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from rankbench.config.model import ModelConfig
+from rankbench.model.initialise import initialise
 from rankbench.model.transformer import Transformer
 
 
@@ -22,6 +23,13 @@ def transformer(**changes: object) -> Transformer:
     with torch.device("meta"):
         model = Transformer(ModelConfig(**({"layers": 2, "heads": 2, "width": 6} | changes)), **sizes)
     return model.to_empty(device="cpu").double().eval()
+
+
+def initialised(seed: int = 0, **changes: object) -> Transformer:
+    """The same with the weights with which a training begins."""
+    model = transformer(**changes)
+    initialise(model, generator(seed))
+    return model
 
 
 def randomised(module: nn.Module, draws: torch.Generator, deviation: float = 0.5) -> nn.Module:

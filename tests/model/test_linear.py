@@ -2,18 +2,15 @@
 
 import pytest
 import torch
-from drawn import generator, normal, transformer
+from drawn import generator, initialised, normal
 from torch import nn
 
 from rankbench.measures.frozen_network import sums_by_length
-from rankbench.model.initialise import initialise
 from rankbench.model.linear import free_weight, linear
 
 
 def build(**changes):
-    model = transformer(**{"width": 8, "num_outputs": 3, **changes})
-    initialise(model, generator(3))
-    return model
+    return initialised(3, **{"width": 8, "num_outputs": 3, **changes})
 
 
 def largest_singular_values(weight, num_maps):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from by_hand import KINDS as ATTENTIONS
-from drawn import generator, label_of, transformer
+from drawn import generator, initialised, label_of
 
 from rankbench.measures.attention_matrices import attention_metrics
 from rankbench.measures.frozen_network import FrozenNetwork, sums_by_length
@@ -11,7 +11,6 @@ from rankbench.measures.paths import all_paths, sums_of_groups
 from rankbench.measures.recomputed_network import RecomputedNetwork
 from rankbench.measures.states import state_metrics
 from rankbench.model.attention import visible_keys
-from rankbench.model.initialise import initialise
 from rankbench.model.network import run
 from rankbench.tasks.task import ABSENT
 
@@ -19,9 +18,7 @@ LENGTHS = (5, 1, 3, 5, 2)
 
 
 def build(**changes):
-    model = transformer(**{"width": 8, "num_outputs": 3, "length": 200, "padded": True, **changes})
-    initialise(model, generator(3))
-    return model
+    return initialised(3, **{"width": 8, "num_outputs": 3, "length": 200, "padded": True, **changes})
 
 
 def padded_inputs():

@@ -8,7 +8,7 @@ import copy
 import pytest
 import torch
 from breadth import some
-from drawn import generator, randomised, transformer
+from drawn import generator, initialised, randomised, transformer
 from written_out import assert_sums_are_those_of_all_paths, close
 
 from rankbench.config.keys import ConfigError
@@ -17,7 +17,6 @@ from rankbench.measures.norms import composite_norm, residual_matrix
 from rankbench.measures.recomputed_network import RecomputedNetwork
 from rankbench.measures.residual_coordinates import log_residual
 from rankbench.measures.residual_propagation import propagate
-from rankbench.model.initialise import initialise
 from rankbench.model.network import run, without
 from rankbench.model.transformer import doubly_stochastic
 from rankbench.tape import record
@@ -73,9 +72,7 @@ def test_sums_of_paths_are_those_of_the_tape(kind):
 def test_fresh_hyper_connections_are_plain_skips(kind):
     outputs = []
     for keys in ({"hyper_connections": kind}, {}, {"hyper_connections": kind, "stream_deviation": 0.1}):
-        model = transformer(layers=LAYERS, norm="pre", streams=STREAMS, **keys)
-        initialise(model, generator())
-        outputs.append(model(TOKENS).detach())
+        outputs.append(initialised(layers=LAYERS, norm="pre", streams=STREAMS, **keys)(TOKENS).detach())
     fresh, plain, noisy = outputs
     close(fresh, plain, plain)
     assert (noisy - plain).abs().max() > 1e-3

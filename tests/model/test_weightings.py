@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from drawn import generator, normal, transformer
+from drawn import initialised, normal
 from torch.func import jacrev
 
 import rankbench
@@ -18,7 +18,6 @@ from rankbench.measures.by_layer import metrics_by_layer
 from rankbench.measures.jacobian_ascent import jacobian_norm
 from rankbench.measures.recomputed_network import check_recomputed
 from rankbench.measures.residual_propagation import check
-from rankbench.model.initialise import initialise
 from rankbench.model.network import without
 from rankbench.model.pretrained.parts import BiasedAttention, RotaryAttention
 from rankbench.model.weightings import ATTENTIONS, Softmax, Start
@@ -30,8 +29,7 @@ EXACT = {"rtol": 1e-12, "atol": 1e-12}  # float64 by another route: a few hundre
 
 def network(seed=0, **changes):
     """A small Transformer on 7 tokens in, 4 classes out."""
-    model = transformer(**{"width": 8, "mlp_ratio": 1.5, "length": 6, **changes})
-    initialise(model, generator(seed))
+    model = initialised(seed, **{"width": 8, "mlp_ratio": 1.5, "length": 6, **changes})
     for number, parameter in enumerate(model.parameters()):
         parameter.data += 0.3 * normal(1000 * seed + number, *parameter.shape)
     return model
@@ -133,9 +131,7 @@ def test_a_parameter_that_nothing_draws_is_an_error(monkeypatch):
 
 
 def test_gates_begin_at_a_half():
-    model = transformer(width=8, attention="gated")
-    initialise(model, generator())
-    for attention in model.attentions:
+    for attention in initialised(width=8, attention="gated").attentions:
         gate_BHN = attention.weighting.gate(normal(15, 2, 2, 5, 4), attention)
         assert torch.equal(gate_BHN, torch.full((2, 2, 5), 0.5, dtype=torch.float64))
 
