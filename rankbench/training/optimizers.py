@@ -178,17 +178,9 @@ class Muon(_Uncompiled, torch.optim.AdamW):
     2025). Each of the maps stacked in a matrix is orthogonalised separately.
     """
 
-    def __init__(
-        self,
-        parameters: list[Tensor],
-        rows: Sequence[list[int] | None],
-        lr: float,
-        betas: tuple[float, float],
-        momentum: float,
-        weight_decay: float,
-    ) -> None:
-        super().__init__(parameters, lr, betas, weight_decay=weight_decay, fused=True)
-        self.rows, self.momentum = list(rows), momentum
+    def __init__(self, cfg: OptimizerConfig, parameters: list[Tensor], rows: Sequence[list[int] | None]) -> None:
+        super().__init__(parameters, cfg.lr, _betas(cfg), weight_decay=cfg.weight_decay, fused=True)
+        self.rows, self.momentum = list(rows), cfg.momentum
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
@@ -229,7 +221,7 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
         parameters, cfg.lr, _betas(cfg), weight_decay=cfg.weight_decay, fused=True
     ),
     "sgd": lambda cfg, parameters, _: Sgd(parameters, cfg.lr, cfg.momentum, weight_decay=cfg.weight_decay, fused=True),
-    "muon": lambda cfg, parameters, rows: Muon(parameters, rows, cfg.lr, _betas(cfg), cfg.momentum, cfg.weight_decay),
+    "muon": Muon,
 }
 
 
