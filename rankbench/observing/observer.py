@@ -183,9 +183,8 @@ class Observer:
                 "give hooks=True",
                 ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else ""),
             )
-        self._open = ExitStack()
-        try:
-            self._open.enter_context(Run(self.folder).locked())
+        with ExitStack() as stack:
+            stack.enter_context(Run(self.folder).locked())
             self._process, self._lock = os.getpid(), identity(self.folder / ".lock")
             observed, made = observed_steps(self.folder)
             self.num_steps = made if step is None else step
@@ -207,10 +206,8 @@ class Observer:
             self._underway = True
             if optimizer is not None:
                 hook = optimizer.register_step_post_hook(self._after_step)
-                self._open.callback(hook.remove)
-        except BaseException:
-            self._open.close()
-            raise
+                stack.callback(hook.remove)
+            self._open = stack.pop_all()
 
     def __enter__(self) -> "Observer":
         return self
