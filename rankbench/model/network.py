@@ -147,21 +147,12 @@ class Network:
 
 
 class Reduced(Network):
-    """A network with parts of its sub-layers removed. It shares the weights of the original."""
+    """A network with parts of its sub-layers removed; its ends and its weights are those of the original."""
 
     def __init__(self, whole: Network, sublayers: list[AnySublayer], last_norm: Norm | None) -> None:
         self.whole, self.sublayers, self.last_norm = whole, tuple(sublayers), last_norm
-        self.name, self.width, self.norm_kind = whole.name, whole.width, whole.norm_kind
-        self.read_out, self.kinds = whole.read_out, whole.kinds
-
-    def embed(self, inputs: Tensor) -> Tensor:
-        return self.whole.embed(inputs)
-
-    def present(self, inputs: Tensor) -> Tensor | None:
-        return self.whole.present(inputs)
-
-    def num_tokens(self, inputs: Tensor) -> int:
-        return self.whole.num_tokens(inputs)
+        for name in ("name", "width", "norm_kind", "read_out", "kinds", "embed", "present", "num_tokens"):
+            setattr(self, name, getattr(whole, name))
 
     @property
     def shares(self) -> tuple[float, ...]:

@@ -242,10 +242,7 @@ class Transformer(Network, nn.Module):
 
 
 class FirstCoordinates(nn.Module):
-    """Read-out of the state's first coordinates. Nothing is learned.
-
-    Exposes `weight` and `bias` like nn.Linear, on the network's device and in its dtype.
-    """
+    """Read-out of the state's first coordinates, with `weight` and `bias` like nn.Linear. Nothing is learned."""
 
     def __init__(self, network: Network, num_outputs: int) -> None:
         super().__init__()
