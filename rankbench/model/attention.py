@@ -178,21 +178,15 @@ class Heads(nn.Module):
 
         dropout_BHNM: the mask of the attention weights. kernel: one of KERNELS.
         """
-        if kernel != "table" and dropout_BHNM is None and self._fuses(x_BND):
-            mixed_BHNK = self._fused(x_BND, present_BN, side_by_side=kernel == "side_by_side")
-        else:
-            mixed_BHNK = self.tables(x_BND, present_BN, dropout_BHNM)["mixed_BHNK"]
+        if kernel == "table" or dropout_BHNM is not None or not self._fuses(x_BND):
+            return self.observe(x_BND, present_BN, dropout_BHNM)[0]
+        mixed_BHNK = self._fused(x_BND, present_BN, side_by_side=kernel == "side_by_side")
         return self.out(mixed_BHNK.transpose(-3, -2).flatten(-2))
 
-    def observe(self, x_BND: Tensor, present_BN: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
-        """The layer's output, and its `tables`."""
-        tables = self.tables(x_BND, present_BN)
-        return self.out(tables["mixed_BHNK"].transpose(-3, -2).flatten(-2)), tables
-
-    def tables(
+    def observe(
         self, x_BND: Tensor, present_BN: Tensor | None = None, dropout_BHNM: Tensor | None = None
-    ) -> dict[str, Tensor]:
-        """By name weights_BHNM (P), mixing_BHNM and mixed_BHNK, as in network.SublayerStep."""
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The layer's output, and by name weights_BHNM (P), mixing_BHNM and mixed_BHNK, as in network.AttentionStep."""
         q_BHNK, k_BHNK, v_BHNK = self.queries_keys_values(x_BND)
         present_B1N = _for_all_heads(present_BN)
         gains_BHM = self.gains(v_BHNK, present_B1N)
@@ -200,7 +194,8 @@ class Heads(nn.Module):
         weights_BHNM = self.weights(q_BHNK, k_BHNK, seen_NM)
         p_BHNM = weights_BHNM if dropout_BHNM is None else weights_BHNM * dropout_BHNM
         mixing_BHNM = self.mixing(p_BHNM, seen_NM, gains_BHM, v_BHNK, self.weighting.gate(q_BHNK, self))
-        return {"weights_BHNM": weights_BHNM, "mixing_BHNM": mixing_BHNM, "mixed_BHNK": mixing_BHNM @ v_BHNK}
+        tables = {"weights_BHNM": weights_BHNM, "mixing_BHNM": mixing_BHNM, "mixed_BHNK": mixing_BHNM @ v_BHNK}
+        return self.out(tables["mixed_BHNK"].transpose(-3, -2).flatten(-2)), tables
 
     def _fuses(self, x_BND: Tensor) -> bool:
         plain = self.weighting.fusible and not (self.mix["identity"] or self.mix["uniform"])

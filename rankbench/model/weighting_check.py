@@ -10,10 +10,8 @@ import torch
 from torch import Tensor
 
 from rankbench.config.keys import ConfigError
-from rankbench.config.model import ModelConfig
 from rankbench.model.attention import Attention
-from rankbench.model.initialise import allocate, initialise
-from rankbench.model.transformer import Transformer
+from rankbench.model.bare import drawn_network
 
 SEQUENCES, TOKENS, WIDTH, HEADS = 2, 5, 8, 2
 MASKS = ("none", "causal", "window", "others")
@@ -35,13 +33,9 @@ def check_weighting(name: str) -> None:
 
 
 def _attention(name: str, mask: str) -> Attention:
-    window = 1 if mask == "window" else None
-    cfg = ModelConfig(attention=name, mask=mask, window=window, layers=1, width=WIDTH, heads=HEADS)
-    with torch.device("meta"):
-        model = Transformer(cfg, input_kind="tokens", num_inputs=2, num_outputs=2, length=TOKENS)
-    allocate(model)
-    initialise(model, torch.Generator().manual_seed(1))
-    return model.double().attentions[0]
+    keys = {"attention": name, "mask": mask, "window": 1 if mask == "window" else None, "heads": HEADS, "bias": True}
+    network = drawn_network(torch.Generator().manual_seed(1), TOKENS, layers=1, width=WIDTH, **keys)
+    return network.requires_grad_(True).attentions[0]
 
 
 def _check_weights(begins: str, mask: str, attention: Attention, x_BND: Tensor) -> None:
@@ -82,7 +76,7 @@ def _check_weights(begins: str, mask: str, attention: Attention, x_BND: Tensor) 
             raise ConfigError(f"{begins}: a head's weights depend on the other heads; set by_head=False")
     if weighting.fusible:
         fused_BHNV = attention._fused(x_BND, None, side_by_side=False)
-        if (fused_BHNV - attention.tables(x_BND)["mixed_BHNK"]).abs().max() > ROUNDING:
+        if (fused_BHNV - attention.observe(x_BND)[1]["mixed_BHNK"]).abs().max() > ROUNDING:
             raise ConfigError(
                 f"{begins}: torch's fused kernel on its factors does not give P v {under}; set fusible=False"
             )

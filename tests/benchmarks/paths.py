@@ -135,7 +135,7 @@ def all_heads(model: Transformer) -> HeadStep:
     def step(x_BND: Tensor, layer: int, choice: int) -> Tensor:
         sublayer = model.layers[layer][0]
         attention = sublayer.part
-        mixed_BHNK = attention.tables(x_BND)["mixed_BHNK"]
+        mixed_BHNK = attention.observe(x_BND)[1]["mixed_BHNK"]
         kept_BHNK = torch.zeros_like(mixed_BHNK)
         kept_BHNK[:, choice - 1] = mixed_BHNK[:, choice - 1]
         out_BND = attention.out(kept_BHNK.transpose(-3, -2).flatten(-2))
