@@ -88,6 +88,12 @@ def trained(folder, *overrides):
     return run
 
 
+def untrained(cfg, step=None):
+    """A Training that nobody has moved yet."""
+    seeds = list(range(cfg.seed, cfg.seed + cfg.replicas))
+    return Training(cfg, build_task(cfg.task), Machine.prepare(cfg), seeds, step)
+
+
 def rows_of(run, **wanted):
     """Rows of metrics.csv as dicts, those with the wanted values."""
     with (run.folder / "metrics.csv").open(newline="") as file:
@@ -337,10 +343,8 @@ def test_the_layers_and_seeds_of_a_corpus_share_their_graphs(graphs, monkeypatch
     monkeypatch.setattr("rankbench.model.weightings.SHORT_ROW", 0)  # a GPU has no softmax of its own for short rows
     words = ["task=char_lm", "task.valid_size=8", "task.train_size=40", "trainer.batch_size=8", "optimizer=adam"]
     words += ["model=causal", "model.layers=3", "model.width=8", "model.dropout=0.1", "precision=fp64", "device=cpu"]
-    cfg = compose("train", *words)
-    in_parts, plain = (
-        Training(cfg, build_task(cfg.task), Machine.prepare(cfg), list(range(num_seeds)), "plain") for _ in range(2)
-    )
+    cfg = compose("train", *words, f"replicas={num_seeds}")
+    in_parts, plain = (untrained(cfg, "plain") for _ in range(2))
     in_parts.kernels = kernels_of("compiled graph", cfg, in_parts.task, in_parts.model)
     widths = set()
     for _ in range(5):
@@ -361,9 +365,7 @@ def test_kernels_with_other_gradients_are_not_used(monkeypatch, caplog, factor, 
         return with_another_gradient
 
     monkeypatch.setattr("rankbench.training.compiling.compiled", compiles)
-    cfg = compose("train", *TINY, "precision=fp64", "replicas=2")
-    task, machine = build_task(cfg.task), Machine.prepare(cfg)
-    ours, plain = (Training(cfg, task, machine, [0, 1], step) for step in ("torch.compile", "plain"))
+    ours, plain = (untrained(config("precision=fp64", "replicas=2"), step) for step in ("torch.compile", "plain"))
     for _ in range(3):
         ours.update()
         plain.update()
@@ -378,7 +380,7 @@ def test_kernels_with_other_gradients_are_not_used(monkeypatch, caplog, factor, 
 def test_numbers_of_the_config_are_constants_in_compiled_kernels(graphs, model):
     words = ["task=char_lm", "task.valid_size=8", "task.train_size=40", "trainer.batch_size=8", "device=cpu"]
     cfg = compose("train", *words, f"model={model}", "model.layers=2", "model.width=8", "model.dropout=0.1")
-    training = Training(cfg, build_task(cfg.task), Machine.prepare(cfg), [0], "plain")
+    training = untrained(cfg, "plain")
     training.kernels = kernels_of("compiled graph", cfg, training.task, training.model)
     training.gradients(training.batch())
     values = [node.meta.get("example_value") for graph in graphs for node in graph.graph.nodes]
@@ -1026,7 +1028,7 @@ def test_no_step_is_a_run_as_well(tmp_path):
 
 
 def test_a_state_whose_seeds_have_all_ended_is_restored(tmp_path):
-    ended, again = training_of("replicas=2"), training_of("replicas=2")
+    ended, again = (untrained(config("replicas=2")) for _ in range(2))
     ended.update()
     ended.retire(ended.evaluate(), last=True)
     ended.save(Run(tmp_path))
@@ -1036,13 +1038,6 @@ def test_a_state_whose_seeds_have_all_ended_is_restored(tmp_path):
 
 
 # --- batches ---------------------------------------------------------------------------------------------------------
-
-
-def training_of(*overrides):
-    """A Training that nobody has moved yet."""
-    cfg = config(*overrides)
-    seeds = list(range(cfg.seed, cfg.seed + cfg.replicas))
-    return Training(cfg, build_task(cfg.task), Machine.prepare(cfg), seeds)
 
 
 def batches_of(training, num_steps):
@@ -1061,7 +1056,7 @@ def as_rows(batch, seed_index):
 @given(st.integers(1, 15), st.integers(1, 17))
 def test_an_epoch_visits_every_training_sequence_once(train_size, batch_size):
     sizes = [f"task.train_size={train_size}", f"trainer.batch_size={batch_size}"]
-    training = training_of(*sizes, "replicas=2", "trainer.steps=null", "trainer.epochs=3")
+    training = untrained(config(*sizes, "replicas=2", "trainer.steps=null", "trainer.epochs=3"))
     per_epoch = training.data.batches_per_epoch
     assert training.num_steps == 3 * per_epoch
     batches = list(batches_of(training, training.num_steps))
@@ -1076,7 +1071,7 @@ def test_an_epoch_visits_every_training_sequence_once(train_size, batch_size):
 
 
 def test_every_epoch_and_every_seed_has_its_own_order_and_data():
-    training = training_of("replicas=2", "task.alphabet=50", "trainer.batch_size=20")
+    training = untrained(config("replicas=2", "task.alphabet=50", "trainer.batch_size=20"))
     first, second = batches_of(training, 2)  # two epochs of one batch
     assert as_rows(first, 0) != as_rows(second, 0)
     assert sorted(as_rows(first, 0)) == sorted(as_rows(second, 0))
@@ -1087,7 +1082,7 @@ def test_every_epoch_and_every_seed_has_its_own_order_and_data():
 
 def test_fresh_data_is_fresh_at_every_step_and_for_every_seed():
     # 1000^4 possible sequences: two of the 130 drawn here agree with a chance below 1e-8
-    training = training_of("replicas=2", "task.train_size=null", "task.alphabet=1000")
+    training = untrained(config("replicas=2", "task.train_size=null", "task.alphabet=1000"))
     drawn = [row for batch in batches_of(training, 5) for seed_index in range(2) for row in as_rows(batch, seed_index)]
     drawn += [row for seed_index in range(2) for row in as_rows(training.data.test, seed_index)]
     assert len(drawn) == 2 * (5 * 8 + 30)

@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from drawn import normal
 from refusals import refusal
 
 from rankbench.config.schema import KEYS, OptimizerConfig
@@ -84,22 +85,17 @@ RULES = {
 @pytest.mark.parametrize("rule", RULES)
 def test_stacked_seeds_move_as_each_would_alone(rule):
     changes, alone = RULES[rule]
-    num_seeds, shapes, generator = 3, [(5, 7), (11,)], torch.Generator().manual_seed(0)
-
-    def normal(*shape):
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-    stacked = [normal(num_seeds, *shape).requires_grad_() for shape in shapes]
+    num_seeds, shapes = 3, [(5, 7), (11,)]
+    stacked = [normal(0, num_seeds, *shape).requires_grad_() for shape in shapes]
     separate = [[p.detach()[seed].clone().requires_grad_() for p in stacked] for seed in range(num_seeds)]
-    optimizer, optimizers = (
-        build_optimizer(OptimizerConfig(**changes), stacked, [None] * 2),
-        [alone(p) for p in separate],
-    )
+    optimizer = build_optimizer(OptimizerConfig(**changes), stacked, [None] * 2)
+    optimizers = [alone(p) for p in separate]
     before = [p.detach().clone() for p in stacked]
     for step in range(6):
         # seeds on very different scales, so that any mixing of them shows
         gradients = [
-            normal(num_seeds, *shape) * 10.0 ** torch.arange(num_seeds).view(-1, *[1] * len(shape)) for shape in shapes
+            normal(1 + step, num_seeds, *shape) * 10.0 ** torch.arange(num_seeds).view(-1, *[1] * len(shape))
+            for shape in shapes
         ]
         for parameter, gradient in zip(stacked, gradients, strict=True):
             parameter.grad = gradient.clone()
@@ -163,10 +159,6 @@ def test_whatever_the_config_allows_can_be_built(name, key, end):
 # --- Muon, and the cap -----------------------------------------------------------------------------------------------
 
 
-def matrices(seed, *shape):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
 def after_five_rounds(s):
     for _ in range(5):
         s = QUINTIC[0] * s + QUINTIC[1] * s**3 + QUINTIC[2] * s**5
@@ -181,7 +173,7 @@ def orthogonal_by_hand(matrix):
 
 @pytest.mark.parametrize("shape", [(4, 7), (7, 4), (5, 5), (1, 6)])
 def test_orthogonalised_is_the_polynomial_of_the_singular_values(shape):
-    x_SOI = matrices(1, 3, *shape) * torch.tensor([1e-8, 1.0, 1e8]).view(3, 1, 1)
+    x_SOI = normal(1, 3, *shape) * torch.tensor([1e-8, 1.0, 1e8]).view(3, 1, 1)
     for got, x_OI in zip(orthogonalised(x_SOI).numpy(), x_SOI.numpy(), strict=True):
         # each round can multiply an error by up to its slope, 3.4445: 5e2 roundings after five
         np.testing.assert_allclose(got, orthogonal_by_hand(x_OI), rtol=0, atol=1e-12)
@@ -196,14 +188,14 @@ def test_singular_values_come_near_one():
 def test_muon_steps_are_those_of_a_plain_loop_and_the_rest_is_adamw():
     """Two maps of 4 and 2 rows in one matrix, three seeds on different scales, and a vector."""
     cfg = OptimizerConfig(name="muon", lr=0.05, weight_decay=0.1, momentum=0.9)
-    stacked = [matrices(1, 3, 6, 5).requires_grad_(), matrices(2, 3, 6).requires_grad_()]
+    stacked = [normal(1, 3, 6, 5).requires_grad_(), normal(2, 3, 6).requires_grad_()]
     wanted, buffer = stacked[0].detach().numpy().copy(), np.zeros((3, 6, 5))
     vector = stacked[1].detach().clone().requires_grad_()
     adamw = torch.optim.AdamW([vector], lr=0.05, weight_decay=0.1, foreach=False, fused=False)
     optimizer = build_optimizer(cfg, stacked, [[4, 2], None])
     for step in range(4):
         scales = 10.0 ** torch.arange(3)
-        gradients = [matrices(10 + step, 3, 6, 5) * scales.view(3, 1, 1), matrices(20 + step, 3, 6)]
+        gradients = [normal(10 + step, 3, 6, 5) * scales.view(3, 1, 1), normal(20 + step, 3, 6)]
         for parameter, gradient in zip((*stacked, vector), (*gradients, gradients[1]), strict=True):
             parameter.grad = gradient.clone()
         optimizer.step()
@@ -221,10 +213,10 @@ def test_muon_steps_are_those_of_a_plain_loop_and_the_rest_is_adamw():
 
 def test_a_seed_alone_moves_bit_for_bit_as_beside_others():
     def moved(seeds):
-        weights = [matrices(3, 4, 6, 5)[seeds].clone().requires_grad_()]
+        weights = [normal(3, 4, 6, 5)[seeds].clone().requires_grad_()]
         optimizer = build_optimizer(OptimizerConfig(name="muon", momentum=0.9), weights, [[6]])
         for step in range(3):
-            weights[0].grad = matrices(step, 4, 6, 5)[seeds]
+            weights[0].grad = normal(step, 4, 6, 5)[seeds]
             optimizer.step()
             cap_singular_values(weights[0], [6], 1.0)
         return weights[0].detach()
@@ -235,7 +227,7 @@ def test_a_seed_alone_moves_bit_for_bit_as_beside_others():
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_a_cap_clips_the_singular_values_of_each_map_and_nothing_else(dtype):
-    weight_SOI = matrices(4, 3, 7, 4).to(dtype)
+    weight_SOI = normal(4, 3, 7, 4).to(dtype)
     weight_SOI[0] *= 0.1  # below the cap as it is
     weight_SOI[2, 0, 0] = math.nan
     capped_SOI = weight_SOI.clone()
