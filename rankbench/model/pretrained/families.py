@@ -253,9 +253,6 @@ class PretrainedNetwork(Network, nn.Module):
         self.read_out = FirstCoordinates(self, self.width) if parts.read_out is None else parts.read_out
         self._embed, self._num_tokens = parts.embed, parts.num_tokens
 
-    def embed(self, inputs: Tensor) -> Tensor:
-        return self._embed(inputs)
-
     def forward(self, inputs: Tensor) -> Tensor:
         """Outputs of the read-out for each token; without a read-out, the last states."""
         return self.read_out(self.state(inputs))

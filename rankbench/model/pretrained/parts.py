@@ -133,9 +133,6 @@ class BiasedAttention(PretrainedAttention):
         super().__init__(*args)
         self.holder = holder
 
-    def factors(self, q_BHNK: Tensor, k_BHMK: Tensor) -> Factors:
-        return dot_scores(q_BHNK, k_BHMK)
-
     def score_bias(self, q_BHNK: Tensor) -> Tensor:
         num_tokens = q_BHNK.shape[-2]
         return self.holder.compute_bias(num_tokens, num_tokens)
