@@ -66,6 +66,17 @@ class Seen:
         """The argument at this position or of this name."""
         return self.args[position] if len(self.args) > position else self.kwargs.get(name, default)
 
+    @property
+    def others(self) -> list[Tensor]:
+        """All tensors besides the first argument."""
+        return tensors_in([self.args[1:], self.kwargs])
+
+    @property
+    def of_first(self) -> Callable[[Any], Any]:
+        """The function of the first argument alone. It does not keep that alive."""
+        function, others, kwargs = self.function, self.args[1:], self.kwargs
+        return lambda x: function(x, *others, **kwargs)
+
     def tag(self, x: Any) -> Tag:
         """`Recorder.tag`."""
         return self.recorder.tag(x)
@@ -84,9 +95,9 @@ class Seen:
 class Product:
     """A call that multiplies activations and sums over an axis, and how it may be read.
 
-    tensors: what it multiplies. sides: as P v, with P on the left and on the right. weights: the tensor that is P on
-    each side. is_kernel: one of torch's attention functions, whose tensors begin with queries, keys and values.
-    to_scores: the tensors as queries and keys. by_tags: what the tags say.
+    tensors: what it multiplies. sides: as P v, with P on the left and on the right. is_kernel: one of torch's attention
+    functions, whose tensors begin with queries, keys and values. to_scores: the tensors as queries and keys. by_tags:
+    what the tags say.
     """
 
     seen: Seen

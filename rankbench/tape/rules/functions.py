@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rankbench.tape.calls import tensors_in
 from rankbench.tape.recording import Seen
 from rankbench.tape.rules.linear import through
 from rankbench.tape.rules.registry import rule
@@ -25,11 +24,10 @@ ACTIVATIONS = """
 @rule(*ACTIVATIONS.split())
 def _activation(seen: Seen) -> Tag | None:
     """act(z) = act(0) + gate z."""
-    function, others, kwargs = seen.function, seen.args[1:], seen.kwargs
     exponent = seen.get(1, "exponent")
     if seen.name == "pow" and not (isinstance(exponent, (int, float)) and exponent in range(1, 10)):
         return None
-    return _gated(seen, seen.args[0], lambda x: function(x, *others, **kwargs), tensors_in([others, kwargs]))
+    return _gated(seen, seen.args[0], seen.of_first, seen.others)
 
 
 def _gated(seen: Seen, z: Any, function: Callable[[Tensor], Tensor], others: Sequence[Tensor]) -> Tag | None:

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from rankbench.config.keys import ConfigError
 from rankbench.tape.calls import tensors_in
@@ -46,36 +46,36 @@ def _expand(seen: Seen) -> Tag:
 @rule("getitem", "narrow", "select", "index_select", "gather", "take_along_dim", "diagonal", "roll", "flip")
 @rule("repeat", "tile", "repeat_interleave")
 def _move(seen: Seen) -> Tag:
-    function, others, kwargs = seen.function, seen.args[1:], seen.kwargs
-    chosen_by = [tag.counted for x in tensors_in([others, kwargs]) if (tag := seen.tag(x)).counted is not None]
-    if seen.tag(seen.args[0]).kind == Kind.ACTIVATION and any(tag.mixes and tag.form == "largest" for tag in chosen_by):
+    x, function = seen.args[0], seen.of_first
+    chosen_by = [counted for index in seen.others if (counted := seen.tag(index).counted) is not None]
+    if seen.tag(x).kind == Kind.ACTIVATION and any(tag.mixes and tag.form == "largest" for tag in chosen_by):
         raise ConfigError(
             f"{seen.call}: takes the tokens of the largest scores, which is attention with weights 1; "
             "write it as one_hot(...) times the values"
         )
-    if seen.tag(seen.args[0]).kind == Kind.WEIGHT and any(map(seen.recorder.tokens.hold, tensors_in([others]))):
+    if seen.tag(x).kind == Kind.WEIGHT and any(map(seen.recorder.tokens.hold, tensors_in([seen.args[1:]]))):
         return seen.recorder.embedded(seen)  # rows of a table, as weight[tokens]
-    tag = _moved(seen, lambda x: function(x, *others, **kwargs))
-    if chosen_by and seen.recorder.takes(seen, seen.args[0], lambda x: function(x, *others, **kwargs)):
+    tag = _moved(seen, function)
+    if chosen_by and seen.recorder.takes(seen, x, function):
         tag.taken |= {seen.call}
     return tag
 
 
 @rule("split", "split_with_sizes", "chunk", "tensor_split", "unbind", "hsplit", "vsplit", "dsplit")
 def _split(seen: Seen) -> list[Tag]:
-    function, others, kwargs = seen.function, seen.args[1:], seen.kwargs
+    function = seen.of_first
 
     def part(index: int) -> Callable[[Tensor], Tensor]:
-        return lambda x: function(x, *others, **kwargs)[index]
+        return lambda x: function(x)[index]
 
     return [_moved(seen, part(index), result) for index, result in enumerate(seen.result)]
 
 
 def _moved(seen: Seen, function: Callable[[Tensor], Tensor], result: Tensor | None = None) -> Tag:
     """The tag of the result of a call that moves the numbers of its first argument."""
-    indices = tensors_in([seen.args[1:], seen.kwargs])
-    tag, before = through(seen, [seen.args[0]], function, result=result, reads=indices), seen.tag(seen.args[0])
-    tag.origin = None if before.origin is None else before.origin.moved(function)
+    tag = through(seen, [seen.args[0]], function, result=result, reads=seen.others)
+    origin = seen.tag(seen.args[0]).origin
+    tag.origin = None if origin is None else origin.moved(function)
     tag.logits = _alike(function, [seen.args[0]])(seen)
     return tag
 
@@ -104,11 +104,13 @@ def _convolution(seen: Seen) -> Tag | None:
     if seen.tag(seen.get(1, "weight")).level == Level.SOFTMAX:
         return None
     tag = _jointly(seen, (0,), constant=seen.get(2, "bias") is not None)
-    return tag if tag is None or tag.opaque is not None else as_map(tag)
+    return None if tag is None else as_map(tag)
 
 
 def as_map(tag: Tag) -> Tag:
-    """The tag of the output of a map of weights: an activation."""
+    """The tag of the output of a map of weights: an activation, if it is not known by its value alone."""
+    if tag.opaque is not None:
+        return tag
     kind = Kind.ACTIVATION if tag.kind == Kind.CONSTANT else tag.kind
     return replace(tag, kind=kind, level=Level.LINEAR, unclear=None, scores=tag.scores if tag.mixes else None)
 
@@ -190,11 +192,10 @@ def _embedding(seen: Seen) -> Tag | None:
 @rule("_grouped_mm")
 def _grouped(seen: Seen) -> Tag | None:
     """A map of weights for each expert, applied to its own tokens."""
-    function, others, kwargs = seen.function, seen.args[1:], seen.kwargs
-    if any(seen.tag(x).has_paths for x in tensors_in([others, kwargs])):
+    if any(seen.tag(x).has_paths for x in seen.others):
         return None
-    tag = through(seen, [seen.args[0]], lambda x: function(x.contiguous(), *others, **kwargs), one_by_one=True)
-    return tag if tag.opaque is not None else as_map(tag)
+    function = seen.of_first
+    return as_map(through(seen, [seen.args[0]], lambda x: function(x.contiguous()), one_by_one=True))
 
 
 def through(
@@ -222,18 +223,14 @@ class _Hole(int):
     """A placeholder for an argument, by number."""
 
 
-def _with_holes(x: Any, data: list[Tensor]) -> Any:
+def _with_holes(args: tuple, data: Sequence[Tensor]) -> tuple:
     """Arguments without these tensors, so that keeping them does not keep the tensors alive."""
-    for index, tensor in enumerate(data):
-        if x is tensor:
-            return _Hole(index)
-    return type(x)(_with_holes(part, data) for part in x) if type(x) in (tuple, list) else x
+    number_of = {id(x): _Hole(number) for number, x in enumerate(data)}
+    return tree_map_only(Tensor, lambda x: number_of.get(id(x), x), args)
 
 
-def _filled(x: Any, values: Sequence[Tensor]) -> Any:
-    if isinstance(x, _Hole):
-        return values[x]
-    return type(x)(_filled(part, values) for part in x) if type(x) in (tuple, list) else x
+def _filled(args: tuple, values: Sequence[Tensor]) -> tuple:
+    return tree_map_only(_Hole, lambda hole: values[hole], args)
 
 
 LARGEST = ("amax", "max", "logsumexp")  # calls whose result is taken off each row before an exponential

@@ -107,13 +107,11 @@ def _div(seen: Seen) -> Tag | None:
 def _scaled(seen: Seen, x: Any, factor: Any, side: str) -> Tag:
     """The tag of x times (or divided by) a frozen factor. side: of the factor, as the tape names what is frozen."""
     carried, other = seen.tag(x), seen.tag(factor)
+    if side == "divisor":
+        if carried.form == other.form == "exp":  # exponentials over their sum
+            return replace(seen.value_only([carried, other], Level.SOFTMAX), form="shares", logits=carried.logits)
+        other = replace(other, form="")  # weights are of the kind of what is divided
     tag = combined([carried, other])
-    if side == "divisor" and carried.form == other.form == "exp":
-        # exponentials over their sum
-        return replace(seen.value_only([carried, other], Level.SOFTMAX), form="shares", logits=carried.logits)
-    if side == "divisor":  # weights are of the kind of what is divided
-        other = replace(other, form="")
-        tag = combined([carried, other])
     mixed = other.mixes and side != "divisor"  # P v, written as a product and a sum: its heads are not known
     is_gated = _gates(other, carried) and not carried.has_paths
     if mixed or carried.opaque is not None or (carried.node is None and other.has_paths and not is_gated):
@@ -126,10 +124,13 @@ def _scaled(seen: Seen, x: Any, factor: Any, side: str) -> Tag:
     if other.kind == carried.kind == Kind.ACTIVATION:
         tag.level = max(Level.SCALED, min(carried.level, other.level))
     if carried.node is not None:
-        made_by = "" if other.maker is None else f", of {other.maker}"
-        frozen = f"{side}{made_by}" if other.kind == Kind.ACTIVATION else None
+        frozen = f"{side}{_made_by(other)}" if other.kind == Kind.ACTIVATION else None
         tag.node = seen.node((carried.node,), Scaled(factor, divides=side == "divisor"), frozen, [factor])
     return tag
+
+
+def _made_by(frozen: Tag) -> str:
+    return "" if frozen.maker is None else f", of {frozen.maker}"
 
 
 @rule("linear")
@@ -192,12 +193,13 @@ def _tensordot(seen: Seen) -> Tag | None:
 def _of_one(seen: Seen, operands: Sequence[Tensor], multiply: Callable[..., Tensor]) -> Tag | None:
     """A product of several tensors of which one depends on the inputs: a linear map of it."""
     numbers = [number for number, x in enumerate(operands) if seen.tag(x).kind == Kind.ACTIVATION]
-    if len(numbers) != 1:
-        return uncovered(seen)
-    (number,) = numbers
+    return as_map(_linear_in(seen, operands, numbers[0], multiply)) if len(numbers) == 1 else uncovered(seen)
+
+
+def _linear_in(seen: Seen, operands: Sequence[Tensor], number: int, multiply: Callable[..., Tensor]) -> Tag:
+    """The tag of a product that is linear in the operand of this number; the others are held."""
     before, after = operands[:number], operands[number + 1 :]
-    tag = through(seen, [operands[number]], lambda x: multiply(*before, x, *after), reads=[*before, *after])
-    return tag if tag.opaque is not None else as_map(tag)
+    return through(seen, [operands[number]], lambda x: multiply(*before, x, *after), reads=[*before, *after])
 
 
 @rule("linalg_multi_dot", "chain_matmul", "operator", *KERNELS)
@@ -237,11 +239,7 @@ def _product(seen: Seen, a: Tensor, b: Tensor, multiply: Callable, ways: Ways = 
         if a.is_complex() or b.is_complex():
             return None
         return _activations(seen, a, b, ways, lambda: _with_frozen_side(seen, a, b, multiply))
-    if tags[0].has_paths:
-        tag = through(seen, [a], lambda x: multiply(x, b), reads=[b])
-    else:
-        tag = through(seen, [b], lambda x: multiply(a, x), reads=[a])
-    return tag if tag.opaque is not None else as_map(tag)
+    return as_map(_linear_in(seen, (a, b), 0 if tags[0].has_paths else 1, multiply))
 
 
 def _activations(seen: Seen, a: Tensor, b: Tensor, ways: Ways, as_factor: Callable[[], Tag | None]) -> Tag | None:
@@ -335,15 +333,12 @@ def _with_frozen_side(seen: Seen, a: Tensor, b: Tensor, multiply: Callable) -> T
         tag = seen.value_only([left, right])
         return _without_scores(replace(tag, level=min(Level.OTHER, tag.level)))
     is_last = [(tag.level != Level.SCALED, *_order(tag, x)) for tag, x in ((left, a), (right, b))]
-    if carried[0] and not (carried[1] and is_last[0] >= is_last[1]):
-        tag = through(seen, [a], lambda x: multiply(x, b), reads=[b])
-        tag.level = max(Level.SCALED, left.level)
-    else:
-        tag = through(seen, [b], lambda x: multiply(a, x), reads=[a])
-        tag.level = max(Level.SCALED, right.level)
+    number = 0 if carried[0] and not (carried[1] and is_last[0] >= is_last[1]) else 1
+    state, frozen = pairs[number]
+    tag = _linear_in(seen, (a, b), number, multiply)
+    tag.level = max(Level.SCALED, state.level)
     if tag.node is not None:
-        frozen = left if tag.node.parents == (right.node,) else right
-        tag.node.frozen = f"factor{'' if frozen.maker is None else f', of {frozen.maker}'}"
+        tag.node.frozen = f"factor{_made_by(frozen)}"
     return _without_scores(tag)
 
 
