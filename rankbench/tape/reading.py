@@ -37,9 +37,7 @@ class Lead(NamedTuple):
             x = x.unflatten(0, sizes if is_inside else sizes[::-1]).movedim(1 if is_inside else 0, -3)
             return x.flatten(0, -4)
         last = range(len(lead) - len(self.axes), len(lead))
-        heads = 1
-        for axis in self.axes:
-            heads *= lead[axis]
+        heads = math.prod(lead[axis] for axis in self.axes)
         return x.movedim(self.axes, tuple(last)).reshape(-1, heads, *ends)
 
     def without(self, axes: Collection[int], shape: Sequence[int]) -> "Lead":

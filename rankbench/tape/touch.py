@@ -28,7 +28,7 @@ def touched_at(new: Tensor, old: Tensor, axis: int, leak: float = LEAK) -> list[
     if not new.numel() or new.shape != old.shape:
         return []
     change = _changes(new, old, axis)
-    return (change > leak * change.max()).nonzero()[:, 0].cpu().tolist() if change.max() > 0 else []
+    return (change > leak * change.max()).nonzero()[:, 0].cpu().tolist()
 
 
 def _changes(new: Tensor, old: Tensor, axis: int) -> Tensor:
@@ -239,10 +239,9 @@ def lead_of(
     if heads in (1, shape[0]) and not rest:
         return Lead(heads, (0,) if heads > 1 else ())
     rows = one.nonzero()[:, 0]
-    if heads and not rest and shape[0] % heads == 0 and not is_spread_out:
-        for order, of_row in (("inside", rows // heads), ("outside", rows % (shape[0] // heads))):
-            if (of_row == of_row[0]).all():
-                return Lead(heads, (), order)
+    may_be_heads = heads and not rest and shape[0] % heads == 0 and not is_spread_out
+    if may_be_heads and (order := _order_of(rows, heads, shape[0])):
+        return Lead(heads, (), order)
     raise ConfigError(
         f"P of shape {tuple(p.shape)}: the touch of one token reaches {len(rows)} of its {shape[0]} rows of heads and "
         "sequences, which are not the heads of one sequence; give the heads an axis of their own"
@@ -268,12 +267,16 @@ def _slides(changed: Tensor, axis: int) -> bool:
 def _flattened(touched: Tensor) -> Lead | None:
     """The heads of one sequence, if these are the touched indices of an axis that holds both; None if they are not."""
     at, size = touched.nonzero()[:, 0], len(touched)
-    heads = len(at)
-    if not 1 < heads < size or size % heads:
-        return None
-    if at[-1] - at[0] == heads - 1 and at[0] % heads == 0:
-        return Lead(heads, (), "inside")
-    return Lead(heads, (), "outside") if (at.diff() == size // heads).all() else None
+    may_be_heads = 1 < len(at) < size and size % len(at) == 0
+    order = _order_of(at, len(at), size) if may_be_heads else ""
+    return Lead(len(at), (), order) if order else None
+
+
+def _order_of(at: Tensor, heads: int, size: int) -> str:
+    """How an axis holds heads and sequences, if these indices are of the heads of one sequence; empty if they are not,
+    as in `Lead`."""
+    of_sequence = {"inside": at // heads, "outside": at % (size // heads)}
+    return next((order for order, number in of_sequence.items() if (number == number[0]).all()), "")
 
 
 def of_groups(leads: Tensor, p: Tensor) -> Tensor:
