@@ -1,32 +1,31 @@
-"""A touched pass that sees tokens chosen by comparing pairs of tokens, as nearest neighbours are: they are mixed,
-although no weights show it."""
+"""A touched pass that sees tokens mixed without a sum of weighted tokens: chosen by comparing pairs of them, as nearest
+neighbours are, or weighed by a softmax that no sum applies."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
-from rankbench.tape.calls import name_of, tensors_in
+from rankbench.config.keys import ConfigError
+from rankbench.tape.calls import DESCRIBES, name_of, tensors_in
 from rankbench.tape.marks import Way
-from rankbench.tape.places import Placed
 from rankbench.tape.plain import Plain
 from rankbench.tape.recording import Seen
 from rankbench.tape.replay import Call
 from rankbench.tape.tags import Scores, Site
-from rankbench.tape.touch import is_partly, touched_at, touched_in_part, touched_pairs
+from rankbench.tape.touch import changed_at, is_partly, touched_at, touched_in_part, touched_pairs
+from rankbench.tape.touching import Touching
 
 ADD = {"scatter_add", "scatter_reduce", "index_add", "index_reduce"}  # calls that add numbers at some indices
 
 
-class Choosing(Placed):
+class Choosing(Touching):
     """A touched pass, compared with the plain one."""
 
-    def __init__(
-        self, module: Callable, submodule: str | None, base: Plain, way: Way, sequences: Mapping[int, int]
-    ) -> None:
-        super().__init__(module, submodule, way, sequences)
-        self.base = base
+    def __init__(self, base: Plain, way: Way, sequences: Mapping[int, int]) -> None:
+        super().__init__(base, way, sequences)
         self.scores: dict[Site | None, list[list[int]]] = {}  # of products of queries and keys: those touched
         # of queries of this shape: the touched indices along axes that are touched in part
         self.parts: dict[tuple[Site | None, torch.Size], dict[int, list[int]]] = {}
@@ -34,10 +33,20 @@ class Choosing(Placed):
         self.taken: dict[Call, Site | None] = {}
         self.chosen: dict[Call, Site | None] = {}
         self.indices: list[Tensor] = []  # by which tokens were taken
+        self.unsummed = WeakTensorKeyDictionary()  # weighted states, before they are summed: the call
 
     def __torch_function__(self, func: Callable, types: tuple, args: tuple = (), kwargs: dict | None = None) -> Any:
+        name = name_of(func)[0]
+        is_sum = name == "sum" and "dtype" not in (kwargs or {}) and (len(args) > 1 or "dim" in (kwargs or {}))
+        for x in tensors_in([args, kwargs]) if name not in DESCRIBES and not is_sum else ():
+            if x in self.unsummed:
+                raise ConfigError(
+                    f"{self.unsummed[x]}: weighs states with a softmax that depends on other tokens than theirs, and "
+                    f"{name} comes before any sum, so that heads are not seen; write it as a product of matrices, or "
+                    "as (p * v).sum(dim)"
+                )
         result = super().__torch_function__(func, types, args, kwargs)
-        if name_of(func)[0] in ADD:  # tokens to others, if not to their own places
+        if name in ADD:  # tokens to others, if not to their own places
             for index in tensors_in([args, kwargs]):
                 counted = self.tag(index).counted
                 is_put_back = any(torch.equal(index, other) for other in self.indices)
@@ -63,7 +72,7 @@ class Choosing(Placed):
         of_indices = [tag.counted for y in tensors_in([seen.args, seen.kwargs]) if (tag := self.tag(y)).counted]
         if not x.numel() or not any(tag.compares for tag in of_indices):
             return False
-        self.indices += [y for y in tensors_in([seen.args[1:], seen.kwargs]) if not y.is_floating_point()]
+        self.indices += [y for y in seen.others if not y.is_floating_point()]
         last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
         numbers = function(torch.arange(last + 1, device=x.device).as_strided(x.shape, x.stride()))
         has_several = numbers.dim() > sum(stride > 0 for stride in x.stride())
@@ -103,3 +112,25 @@ class Choosing(Placed):
             if shape[-1] == 1 and (key, shape[:-1]) in self.parts and is_partly(self.scores[key][0], shape[-2]):
                 return self.parts[key, shape[:-1]] | {len(shape) - 2: self.scores[key][0]}
         return None
+
+    def weighs(self, seen: Seen, p: Tensor, v: Tensor) -> None:
+        """Weights that change with other tokens than those that they weigh are attention, which a sum shows, as in
+        (p * v).sum(1); weights of a mixture change with its own token alone."""
+        p0, v0 = self.base.weighed.get(seen.call, (p, v))
+        if not p.dim() or p.dim() != v.dim() or p.shape[-1] > 1 or p.shape != p0.shape or v.shape != v0.shape:
+            return
+        sums = [*(p.sum(axis) for axis in range(p.dim() - 1)), p.reshape(len(p), -1).sum(1)]
+        are_whole = any(((x - x.round().clamp(min=1)).abs() < 0.001).all() for x in sums)
+        if self.tag(p).form == "shares" and not are_whole:  # other quotients of exponentials than a softmax
+            return
+        of_others = any(
+            size == p.shape[axis]
+            and is_partly(touched_at(v, v0, axis), size)
+            and set(touched_at(p, p0, axis)) - set(changed_at(v, v0, axis))
+            for axis, size in enumerate(v.shape[:-1])
+        )
+        of_one_key = not torch.equal(v, v0) and any(
+            p.shape[axis] > size == 1 and touched_at(p, p0, axis) for axis, size in enumerate(v.shape)
+        )
+        if of_others or of_one_key:
+            self.unsummed[seen.result] = seen.call

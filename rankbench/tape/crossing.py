@@ -3,38 +3,34 @@ tokens and half of 20 do, or differ by chance, as those of tokens and of keys th
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 from torch import Tensor
 
-from rankbench.config.keys import ConfigError
-from rankbench.tape.plain import Changed, Plain
 from rankbench.tape.probe import Touched
 from rankbench.tape.reading import ReadCall
 from rankbench.tape.touch import touched_at
 
 
-def told_apart(plain: Plain, touched: Touched, args: tuple, kwargs: dict[str, Any]) -> list[ReadCall]:
+def told_apart(touched: Touched) -> list[ReadCall]:
     """The calls of a touched pass, with those to other tokens told from those to their own."""
-    selves = {call.key for call in touched.calls if _reads_what_it_was_made_of(call, plain, touched)}
+    selves = {call.key for call in touched.calls if _reads_what_it_was_made_of(call, touched)}
     calls = [replace(call, is_cross=False) if call.key in selves else call for call in touched.calls]
-    others = _of_other_inputs(plain, touched, args, kwargs) if any(call.is_cross is False for call in calls) else set()
+    others = _of_other_inputs(touched) if any(call.is_cross is False for call in calls) else set()
     return [
         replace(call, is_cross=True, keys_of=None) if call.is_cross is False and call.key in others else call
         for call in calls
     ]
 
 
-def _reads_what_it_was_made_of(call: ReadCall, plain: Plain, touched: Touched) -> bool:
+def _reads_what_it_was_made_of(call: ReadCall, touched: Touched) -> bool:
     """Whether keys, more or fewer than the queries, are made of the same state as these: the only one that a submodule
     without other calls reads."""
     if not (call.is_cross and call.touched and call.touched_queries) or call.num_keys == call.num_queries:
         return False
     for run in reversed(call.runs):
-        if any(run in other.runs for other in touched.calls if other is not call):
+        if len(touched.inside(run)) > 1:
             return False
-        pairs = zip(touched.entered.get(run, ()), plain.entered.get(run, ()), strict=False)
-        states = [(new, old) for new, old in pairs if old.is_floating_point() and not new.equal(old)]
+        states = [(new, old) for new, old in touched.states_into(run) if not new.equal(old)]
         if len(states) == 1:
             return any(
                 new.shape[axis] == call.num_queries and touched_at(new, old, axis) == [*call.touched_queries]
@@ -53,18 +49,15 @@ def _flat(new: Tensor, old: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         yield new.flatten(1, -2), old.flatten(1, -2)
 
 
-def _of_other_inputs(plain: Plain, touched: Touched, args: tuple, kwargs: dict[str, Any]) -> set:
+def _of_other_inputs(touched: Touched) -> set:
     """The calls of which an input touches queries and no keys, and none touches a query and its own token among the
     keys, when each of several inputs is touched alone."""
     numbers = [number for number, mark in enumerate(touched.marks) if mark is not None]
     own, apart = set(), set()
     for number in numbers if touched.way.scale and len(numbers) > 1 else ():
         others = frozenset(numbers) - {number}
-        way = touched.way._replace(left_out=touched.way.left_out | others)
-        alone = Touched(plain.module, plain.submodule, plain, way, touched.sequences)
-        try:
-            alone.passed(args, kwargs)
-        except (Changed, ConfigError):
+        alone = touched.another(touched.way._replace(left_out=touched.way.left_out | others), {})
+        if alone is None:
             return set()
         reached = [call for call in alone.calls if {*(call.touched_queries or ())} - {*alone.own_rows.values()}]
         own |= {call.key for call in reached if call.is_cross is False}

@@ -2,135 +2,121 @@
 apart and come out, or are attended to, as one. Only passes in which either of them is touched can show it."""
 
 from collections.abc import Sequence
-from contextlib import suppress
 from math import prod
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from rankbench.config.keys import ConfigError
 from rankbench.tape.mixing import axes_of, places_in
-from rankbench.tape.plain import Changed, Plain
 from rankbench.tape.probe import Touched
-from rankbench.tape.reading import ReadCall
 from rankbench.tape.tags import Visit
 from rankbench.tape.touch import is_partly, touched_at
 
+Places = dict[Visit, tuple[tuple[int, ...], int]]  # by submodule: a number of its state, and the axis of its tokens
 
-def joined(plain: Plain, touched: Touched, args: tuple, kwargs: dict[str, Any]) -> list[str]:
+
+def joined(touched: Touched) -> list[str]:
     """The submodules that join tokens; "" is the module itself, in front of all of them."""
-    if not touched.way.scale or not _may_join(plain, touched):
+    if not touched.way.scale or not _may_join(touched):
         return []
-    pairs = [(touched, other) for other in _beside(plain, touched, args, kwargs)]
-    places = {run: at for run in plain.entered if (at := _place_in(run, plain, touched)) is not None}
+    pairs = [(touched, other) for other in _beside(touched)]
+    places = {run: at for run in touched.base.entered if (at := _place_in(run, touched)) is not None}
     while True:  # behind a convolution, say, the touches of two tokens overlap
-        places = {run: at for run, at in places.items() if not any(_apart(plain, *pair, run) for pair in pairs)}
+        places = {run: at for run, at in places.items() if not any(_apart(*pair, run) for pair in pairs)}
         outer = {run: at for run, at in places.items() if not any(run.name.startswith(f"{x.name}.") for x in places)}
         if not outer:
             break
-        pairs += _narrowed(plain, touched, outer, args, kwargs)
+        pairs += _narrowed(touched, outer)
         places = {run: at for run, at in places.items() if run not in outer}
     found = []
     for pair in pairs:
-        found += _by_submodules(plain, *pair)
-        found += _by_attention(plain, *pair)
+        found += _by_submodules(*pair)
+        found += _by_attention(*pair)
     return found
 
 
-def _may_join(plain: Plain, touched: Touched) -> bool:
+def _may_join(touched: Touched) -> bool:
     """Whether tokens get fewer, or are turned, on the way through the network."""
     sizes = {size for call in touched.calls for size in (call.num_queries, call.num_keys)}
     marks = [mark for mark in touched.marks if mark is not None and len(mark.shape) < 4]
     turned = [
         each.entered[0].dim() == each.left.dim() and each.entered[0].shape[1:-1] != each.left.shape[1:-1]
-        for each in plain.passages.values()
+        for each in touched.base.passages.values()
     ]
     return len(sizes) > 1 or any(turned) or any(sizes.isdisjoint(mark.shape) for mark in marks)
 
 
-def _beside(plain: Plain, touched: Touched, args: tuple, kwargs: dict[str, Any]) -> list[Touched]:
+def _beside(touched: Touched) -> list[Touched]:
     """Passes in which a token next to the touched one is touched, on either side."""
     passes = []
     for step in (1, -1):
-        way = touched.way._replace(beside=step * touched.width_of_token)
-        other = Touched(plain.module, plain.submodule, plain, way, touched.sequences)
-        other.own_rows = touched.own_rows
-        with suppress(Changed, ConfigError):  # it may stand at a token that cannot be told, as one on the diagonal
-            other.passed(args, kwargs)
-            pairs = [x for x in zip(touched.marks, other.marks, strict=True) if x[0] is not None and len(x[0].at) > 1]
-            if pairs and all(one != another for one, another in pairs):
-                passes.append(other)
+        other = touched.another(touched.way._replace(beside=step * touched.width_of_token), touched.own_rows)
+        if other is None:
+            continue
+        pairs = [x for x in zip(touched.marks, other.marks, strict=True) if x[0] is not None and len(x[0].at) > 1]
+        if pairs and all(one != another for one, another in pairs):
+            passes.append(other)
     return passes
 
 
-Places = dict[Visit, tuple[tuple[int, ...], int]]  # by submodule: a number of its state, and the axis of its tokens
-
-
-def _narrowed(
-    plain: Plain, touched: Touched, places: Places, args: tuple, kwargs: dict[str, Any]
-) -> list[tuple[Touched, Touched]]:
+def _narrowed(touched: Touched, places: Places) -> list[tuple[Touched, Touched]]:
     """Pairs of passes in which the states of submodules are touched at these places, and at the tokens next to them."""
     passes = []
     for step in (0, 1, -1):
-        other = Touched(plain.module, plain.submodule, plain, touched.way, touched.sequences)
-        other.own_rows = touched.own_rows
+        narrowed = {}
         for run, (at, axis) in places.items():
-            index = min(max(0, at[axis] + step), plain.entered[run][0].shape[axis] - 1)
-            other.narrowed[run] = (*at[:axis], index, *at[axis + 1 :])
-        with suppress(Changed, ConfigError):
-            other.passed(args, kwargs)
-            passes.append(other)
+            index = min(max(0, at[axis] + step), touched.base.entered[run][0].shape[axis] - 1)
+            narrowed[run] = (*at[:axis], index, *at[axis + 1 :])
+        other = touched.another(touched.way, touched.own_rows, narrowed)
+        passes += [] if other is None else [other]
     return [(passes[0], other) for other in passes[1:]]
 
 
-def _place_in(run: Visit, plain: Plain, touched: Touched) -> tuple[tuple[int, ...], int] | None:
+def _place_in(run: Visit, touched: Touched) -> tuple[tuple[int, ...], int] | None:
     """The number of a submodule's state that is touched most, and the axis of its tokens, if fewer tokens come out or
     are attended to; of an image only where its pixels have passed attention."""
-    (new, *_), (old, *_) = touched.entered.get(run) or [None], plain.entered[run] or [None]
+    (new, *_), (old, *_) = touched.entered.get(run) or [None], touched.base.entered[run] or [None]
     if new is None or old is None or not old.is_floating_point() or new.shape != old.shape or new.equal(old):
         return None
-    inside = [call for call in touched.calls if run in call.runs]
-    tokens = _token_axes(new, old, inside or touched.calls, touched)
+    tokens = _token_axes(run, new, old, touched)
     if not tokens or (old.dim() > 3 and not _is_behind_attention(run, touched)):
         return None
     size = prod(old.shape[axis] for axis in tokens)
-    makes_fewer = run in plain.passages and _makes_fewer(run, plain, touched, tokens)
-    if not makes_fewer and all(call.num_keys >= size for call in inside):
+    makes_fewer = run in touched.base.passages and _makes_fewer(run, touched, tokens)
+    if not makes_fewer and all(call.num_keys >= size for call in touched.inside(run)):
         return None
     return tuple(int(at) for at in torch.unravel_index((new - old).abs().nan_to_num().argmax(), old.shape)), tokens[-1]
 
 
-def _by_submodules(plain: Plain, touched: Touched, beside: Touched) -> list[str]:
+def _by_submodules(touched: Touched, beside: Touched) -> list[str]:
     """Those that two tokens enter apart and leave as one, along an axis whose size they change."""
     others = {call.key: call for call in beside.calls}
     found = []
-    for run, passage in plain.passages.items():
+    for run, passage in touched.base.passages.items():
         left = passage.left
         states = [each.passages[run].left for each in (touched, beside) if run in each.passages]
         if [x.shape for x in states] != [left.shape] * 2:
             continue
         # attention inside puts the touch back to its queries
-        inside = [(call, others[call.key]) for call in touched.calls if run in call.runs and call.key in others]
+        inside = [(call, others[call.key]) for call in touched.inside(run) if call.key in others]
         if not all(_are_apart(call.touched_queries, other.touched_queries) for call, other in inside):
             continue
         at = [[touched_at(x, left, axis) for x in states] for axis in range(left.dim())]
         is_one = all(one and other and not _are_apart(one, other) for one, other in at)
-        axes = [axis for axis, _ in _apart(plain, touched, beside, run)] if is_one else []
-        if axes and _makes_fewer(run, plain, touched, axes):
+        axes = [axis for axis, _ in _apart(touched, beside, run)] if is_one else []
+        if axes and _makes_fewer(run, touched, axes):
             found.append(run.name)
     return found
 
 
-def _makes_fewer(run: Visit, plain: Plain, touched: Touched, axes: Sequence[int]) -> bool:
+def _makes_fewer(run: Visit, touched: Touched, axes: Sequence[int]) -> bool:
     """Whether a submodule changes the size of its state along one of these axes; or makes fewer tokens of an image,
     whose pixels have passed attention."""
-    entered, left = plain.passages[run].entered[0], plain.passages[run].left
+    entered, left = touched.base.passages[run].entered[0], touched.base.passages[run].left
     if left.dim() == entered.dim():
         return any(left.shape[axis] != entered.shape[axis] for axis in axes)
-    inside = [call for call in touched.calls if run in call.runs]
     pixels, tokens = (
-        prod(old.shape[axis] for axis in _token_axes(new, old, inside or touched.calls, touched) or ())
+        prod(old.shape[axis] for axis in _token_axes(run, new, old, touched) or ())
         for new, old in ((touched.entered[run][0], entered), (touched.passages[run].left, left))
     )
     return _is_behind_attention(run, touched) and tokens < pixels
@@ -142,15 +128,16 @@ def _is_behind_attention(run: Visit, touched: Touched) -> bool:
     return any(passed >> call.number & 1 and run not in call.runs for call in touched.calls)
 
 
-def _token_axes(new: Tensor, old: Tensor, calls: Sequence[ReadCall], touched: Touched) -> Sequence[int] | None:
+def _token_axes(run: Visit, new: Tensor, old: Tensor, touched: Touched) -> Sequence[int] | None:
     """The axes of a state that count tokens, or those of an image behind its first that are touched in part; None if
     not known."""
     if old.dim() > 3:
         return [axis for axis in range(1, old.dim()) if is_partly(touched_at(new, old, axis), old.shape[axis])]
-    return getattr(axes_of(new, old, calls, touched.sequence), "tokens", None)
+    axes = axes_of(touched, new, old, run)
+    return None if axes is None else axes.tokens
 
 
-def _by_attention(plain: Plain, touched: Touched, beside: Touched) -> list[str]:
+def _by_attention(touched: Touched, beside: Touched) -> list[str]:
     """Those around an attention call that holds two tokens as one key or one query, the innermost that they enter
     apart; "" if they enter none apart."""
     others = {call.key: call for call in beside.calls}
@@ -169,22 +156,21 @@ def _by_attention(plain: Plain, touched: Touched, beside: Touched) -> list[str]:
         few = [(one, another) for one, another, size in ends if one and another and (len(one) < size or size == 1)]
         is_one = not all(_are_apart(one, another) for one, another in few)
         if is_one and call.depth <= last and not touched.leaves_rows(call):
-            around = [run.name for run in reversed(call.runs) if _apart(plain, touched, beside, run)]
+            around = [run.name for run in reversed(call.runs) if _apart(touched, beside, run)]
             found += around[:1] or [""] * is_told
         is_told |= bool(few)
     return found
 
 
-def _apart(plain: Plain, touched: Touched, beside: Touched, run: Visit) -> list[tuple[int, int]]:
+def _apart(touched: Touched, beside: Touched, run: Visit) -> list[tuple[int, int]]:
     """The axes of tokens along which two touches stand apart where they enter a submodule, with their sizes; none if
     one of the states that it reads holds them together."""
-    read = [each.entered.get(run, ()) for each in (plain, touched, beside)]
-    inside = [call for call in touched.calls if run in call.runs] or touched.calls
+    read = [each.entered.get(run, ()) for each in (touched.base, touched, beside)]
     found = []
     for old, one, other in zip(*read, strict=False):
         axes: Sequence[int] | None = None
         if old.is_floating_point():
-            axes = _token_axes(one, old, inside, touched) if one.shape == old.shape else ()
+            axes = _token_axes(run, one, old, touched) if one.shape == old.shape else ()
         axes = (0, 1) if axes is None else axes  # one of them
         at = [(axis, places_in(touched, one, old, axis), places_in(beside, other, old, axis)) for axis in axes]
         apart = [(axis, old.shape[axis]) for axis, *each in at if _are_apart(*each)]

@@ -11,18 +11,18 @@ from rankbench.tape.tags import Visit
 from rankbench.tape.touch import LEAK, changed_at, is_partly, is_spread, touched_at
 
 
-def axes_of(new: Tensor, old: Tensor, calls: Sequence[ReadCall], sequence: tuple[int, int]) -> Axes | None:
+def axes_of(touched: Touched, new: Tensor, old: Tensor, run: Visit | None = None) -> Axes | None:
     """Axes of a state: that of tokens is as long as, and touched at the same index as, the keys of an attention call.
-    None where the touch does not tell. sequence: which of how many sequences is touched."""
-    touched = [touched_at(new, old, axis) for axis in range(new.dim())]
-    partly = [axis for axis, at in enumerate(touched) if is_partly(at, new.shape[axis])]
-    ends = [axis for axis in partly if (touched[axis], new.shape[axis]) == ([sequence[0]], sequence[1])]
+    None where the touch does not tell. run: the submodule whose own calls show it, if it has any."""
+    calls = (touched.inside(run) if run is not None else []) or touched.calls
+    number, num_sequences = touched.sequence
+    at = [touched_at(new, old, axis) for axis in range(new.dim())]
+    partly = [axis for axis, of_axis in enumerate(at) if is_partly(of_axis, new.shape[axis])]
+    ends = [axis for axis in partly if (at[axis], new.shape[axis]) == ([number], num_sequences)]
     tokens = [
         axis
         for axis in partly
-        if any(
-            (call.num_keys, list(call.touched)) == (new.shape[axis], touched[axis]) for call in calls if call.touched
-        )
+        if any((call.num_keys, list(call.touched)) == (new.shape[axis], at[axis]) for call in calls if call.touched)
     ]
     if len(partly) == 2 and len(ends) == 1:  # what is no sequence is a token, even within windows
         tokens = [axis for axis in partly if axis not in ends]
@@ -30,7 +30,7 @@ def axes_of(new: Tensor, old: Tensor, calls: Sequence[ReadCall], sequence: tuple
         batch = [axis for axis in ends if axis not in tokens][:1]
         alone = [axis for axis in range(new.dim() - 1) if new.shape[axis] == 1 and axis not in tokens]
         return Axes(next(iter(batch or alone), None), tuple(tokens))
-    if sequence[1] == 1 and is_spread(new, old):  # of a single sequence, no axis is touched in part
+    if num_sequences == 1 and is_spread(new, old):  # of a single sequence, no axis is touched in part
         ends = [axis for axis in range(new.dim() - 1) if new.shape[axis] == 1]
     if len(ends) != 1 or (tokens and tokens != ends):
         return None
@@ -42,17 +42,16 @@ def axes_of(new: Tensor, old: Tensor, calls: Sequence[ReadCall], sequence: tuple
     return Axes(ends[0], tuple(axis for axis in partly if axis != ends[0] and axis < new.dim() - 1))
 
 
-def mixing(plain: Plain, touched: Touched, joined: Sequence[str] = ()) -> tuple[str, ...]:
+def mixing(touched: Touched, joined: Sequence[str] = ()) -> tuple[str, ...]:
     """The innermost submodules that mix tokens by something that is no attention: the touch leaves them at more tokens
     than it entered, although attention puts it back to one. joined: those of `rankbench.tape.joining`."""
-    found = []
+    plain, found = touched.base, []
     for run, (entered, left, _) in plain.passages.items():
         other = touched.passages.get(run)
         if other is None or other.left.shape != left.shape or run in touched.begun_anew:
             continue
-        inside = [call for call in touched.calls if run in call.runs]
-        axes = axes_of(other.left, left, inside or touched.calls, touched.sequence)
-        attended = {call.touched for call in inside if call.is_cross}
+        axes = axes_of(touched, other.left, left, run)
+        attended = {call.touched for call in touched.inside(run) if call.is_cross}
         for axis in () if axes is None else axes.tokens:
             reached, changed = (set(f(other.left, left, axis)) for f in (touched_at, changed_at))
             places = []
@@ -68,13 +67,13 @@ def mixing(plain: Plain, touched: Touched, joined: Sequence[str] = ()) -> tuple[
             is_told = any(is_partly(at, left.shape[axis]) for at in places) and attended.isdisjoint(places)
             if is_told and (reached or changed):
                 found.append(run.name)
-    found += [call.call.module or "the module itself" for call in touched.calls if _widens(plain, touched, call)]
+    found += [call.call.module or "the module itself" for call in touched.calls if _widens(touched, call)]
     found += [call.module or "the module itself" for call in sorted(touched.chosen)]
     found += filter(None, joined)
     # in front of a submodule with attention; one token is not mixed
     begun = [run for run in touched.begun_anew if all(1 not in x.shape[:2] for x in plain.entered[run])]
     around = [_around(run, plain) for run in begun]
-    found += [other.name for other in around if other is not None and _enters_at_some(other, plain, touched)]
+    found += [other.name for other in around if other is not None and _enters_at_some(other, touched)]
     if begun and not found:
         found.append("the module itself" if around[0] is None else around[0].name)
     if joined and not found:
@@ -92,29 +91,21 @@ def _around(run: Visit, plain: Plain) -> Visit | None:
     return None
 
 
-def _enters_at_some(run: Visit, plain: Plain, touched: Touched) -> bool:
+def _enters_at_some(run: Visit, touched: Touched) -> bool:
     """Whether the touch enters a submodule, and at some tokens alone: what mixes them all is inside."""
-    pairs = zip(touched.entered.get(run, ()), plain.entered[run], strict=False)
-    states = [(new, old) for new, old in pairs if old.is_floating_point() and not new.equal(old)]
+    states = [(new, old) for new, old in touched.states_into(run) if not new.equal(old)]
     return bool(states) and not any(is_spread(new, old) for new, old in states)
 
 
-def _widens(plain: Plain, touched: Touched, call: ReadCall) -> bool:
+def _widens(touched: Touched, call: ReadCall) -> bool:
     """Whether the values of an attention call are touched at more tokens than what its submodule reads, as where a
     convolution made them. Those of a window are not compared."""
-    for run in reversed(call.runs):
-        pairs = [
-            (new, old)
-            for new, old in zip(touched.entered.get(run, ()), plain.entered.get(run, ()), strict=True)
-            if old.is_floating_point()
-        ]
-        each = [
-            {index for new, old in pairs for index in touched_at(new, old, axis) if old.shape[axis] <= call.num_keys}
-            for axis in (0, 1)
-        ]
-        if pairs:
-            return 0 < max(map(len, each)) < len(call.touched)
-    return False
+    pairs = next(filter(None, map(touched.states_into, reversed(call.runs))), [])
+    each = [
+        {index for new, old in pairs for index in touched_at(new, old, axis) if old.shape[axis] <= call.num_keys}
+        for axis in (0, 1)
+    ]
+    return 0 < max(map(len, each)) < len(call.touched)
 
 
 def places_in(touched: Touched, new: Tensor, old: Tensor, axis: int) -> list[int]:

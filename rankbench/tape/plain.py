@@ -49,7 +49,7 @@ class Passage(NamedTuple):
 
 
 class Plain(Recorder):
-    """The first pass, which keeps what the touched one is compared with; or a third one."""
+    """The first pass, which keeps what the touched one is compared with; or another one."""
 
     has_sizes = True  # of calls, to name the first that differs between two passes
 
@@ -64,6 +64,8 @@ class Plain(Recorder):
         self.is_listed = _listed(module) if isinstance(module, nn.Module) else set()
         self.stack: list[Visit] = []
         self.submodule = submodule
+        self.arguments: tuple[tuple, dict] = (), {}
+        self.output: Any = None
         self.wanted_result: Tensor | None = None  # of the submodule
         self.outside: list[tuple[Call, Tensor]] = []  # tensors that no recorded call made, and what reads them
 
@@ -74,10 +76,12 @@ class Plain(Recorder):
                 self.outside.append((self.call, x.detach().clone()))
         return super().tag(x)
 
-    def passed(self, args: tuple, kwargs: dict) -> Any:
-        """The module's result, with all states kept."""
+    def passed(self, args: tuple, kwargs: dict) -> None:
+        """Run the module, and keep all its states and its result."""
+        self.arguments = args, kwargs
         if not isinstance(self.module, nn.Module):
-            return self.run(args, kwargs)
+            self.output = self.run(args, kwargs)
+            return
         refuse_unreadable(self.module)  # they take no hooks
 
         def begun(run: Visit, _: nn.Module, given: Any) -> None:
@@ -96,7 +100,7 @@ class Plain(Recorder):
                 self.passages[run] = Passage(self.entered[run], y.clone(), self.tag(y).passed)
 
         with following(self.module, begun, ended) as self.stack:
-            return self.run(args, kwargs)
+            self.output = self.run(args, kwargs)
 
     @property
     def states(self) -> dict[Visit, Passage]:

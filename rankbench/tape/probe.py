@@ -2,20 +2,21 @@
 plain pass, and decides which product is attention (rankbench.tape.read)."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from rankbench.config.keys import ConfigError
-from rankbench.tape.checking import Checking, unreadable
+from rankbench.tape.checking import Candidate, Checking, unreadable
 from rankbench.tape.marks import Way
 from rankbench.tape.plain import Changed, Kept, Plain, first_of
 from rankbench.tape.reading import Factor, ReadCall
 from rankbench.tape.recording import Product
 from rankbench.tape.rules.products import have_unit_sums, unclear_axes
-from rankbench.tape.tags import Kind, Level, Role, Site, Tag, Verdict, Visit, Weighted
+from rankbench.tape.tags import Kind, Level, Role, Site, Tag, Verdict, Visit
 from rankbench.tape.touch import (
     are_heads,
     are_rearranged,
@@ -49,10 +50,8 @@ OF_ITSELF = "weights of each token by itself, as in a dynamic convolution"
 class Touched(Checking):
     """The pass that reads: with changed numbers, whose change attention puts back to one token."""
 
-    def __init__(
-        self, module: Callable, submodule: str | None, base: Plain, way: Way, sequences: Mapping[int, int]
-    ) -> None:
-        super().__init__(module, submodule, base, way, sequences)
+    def __init__(self, base: Plain, way: Way, sequences: Mapping[int, int]) -> None:
+        super().__init__(base, way, sequences)
         self.roles: dict[Site, Verdict] = {}
         # calls whose weights, without scores, change for all queries, and their values
         self.pooled: list[tuple[ReadCall, Tensor]] = []
@@ -60,8 +59,29 @@ class Touched(Checking):
         self.of_depth: dict[int, list[tuple[ReadCall, Tensor, tuple]]] = {}
         self.begun_anew: dict[Visit, None] = {}  # submodules where the touch of a mixed state begins anew
         self.own_rows: dict[Site, int] = {}  # where queries that no input reaches are touched
-        self.narrowed: dict[Visit, tuple[int, ...]] = {}  # submodules whose state is touched at this number alone
+        self.narrowed: Mapping[Visit, tuple[int, ...]] = {}  # submodules whose state is touched at this number alone
         self.entered_at: list[list[int]] = []  # indices along the first axes at which a submodule's state was touched
+
+    def another(
+        self, way: Way, own_rows: dict[Site, int], narrowed: Mapping[Visit, tuple[int, ...]] = MappingProxyType({})
+    ) -> "Touched | None":
+        """Another touched pass, with these `own_rows` and `narrowed`; None if it does not show what it touches."""
+        other = Touched(self.base, way, self.sequences)
+        other.own_rows, other.narrowed = own_rows, narrowed
+        try:
+            other.passed(*self.base.arguments)
+        except (Changed, ConfigError):  # it may stand at a token that cannot be told, as one on the diagonal
+            return None
+        return other
+
+    def inside(self, run: Visit) -> list[ReadCall]:
+        """The attention calls inside a submodule."""
+        return [call for call in self.calls if run in call.runs]
+
+    def states_into(self, run: Visit) -> list[tuple[Tensor, Tensor]]:
+        """The states that a submodule reads, in this pass and in the plain one."""
+        pairs = zip(self.entered.get(run, ()), self.base.entered.get(run, ()), strict=False)
+        return [(new, old) for new, old in pairs if old.is_floating_point()]
 
     def enter(self, run: Visit, x: Tensor) -> None:
         """Where something that is no attention has carried the touch to all tokens, give the state that of the first
@@ -149,41 +169,35 @@ class Touched(Checking):
 
     def _attention(self, product: Product, old: Kept, key: Site, side: int, only_sure: bool = False) -> Verdict | None:
         """Attention, if the summed axis holds tokens; None if not. only_sure: if the touch shows it."""
-        weighted, seen = product.sides[side], product.seen
-        assert weighted is not None  # nobody asks for another side
-        p, p0 = weighted.weights(*product.tensors), weighted.weights(*old.tensors)
-        v, v0 = weighted.values(*product.tensors), weighted.values(*old.tensors)
-        tag = Tag(Kind.ACTIVATION) if product.is_kernel else self.tag(product.tensors[side])
-        at = touched_at(v, v0, -2) if product.is_kernel or tag.mixes else touched_keys(v, v0)
-        may_pair = not (product.is_kernel or tag.mixes) and is_partly(at, v.shape[-2])
-        rows = paired_rows(*self._weights_or_logits(product, old, weighted, side), at) if may_pair else []
-        if rows:
-            tag = replace(tag, mixes=True)
+        seen, candidate = product.seen, self._candidate(product, old, key, side)
+        p, p0, v, v0 = candidate.p, candidate.p0, candidate.v, candidate.v0
+        may_pair = not candidate.has_scores and is_partly(candidate.at, v.shape[-2])
+        if may_pair and (rows := paired_rows(*candidate.moving, candidate.at)):
+            candidate.tag = replace(candidate.tag, mixes=True)
             self.rows[key] = rows
-        elif only_sure and not tag.mixes:
+        elif only_sure and not candidate.tag.mixes:
             return None
-        changed = changed_numbers(v, v0)
-        leads = touched_leads(v, v0, p, p0)
-        in_window = [] if product.is_kernel or is_partly(at, v.shape[-2]) else touched_in_windows(changed)
-        at = in_window or at
-        kind, is_sure, why = self._kind(product, old, side, tag, (p, p0), (v, v0), at, leads)
+        tag, changed, leads = candidate.tag, changed_numbers(v, v0), touched_leads(v, v0, p, p0)
+        may_slide = not (product.is_kernel or is_partly(candidate.at, v.shape[-2]))
+        in_window = touched_in_windows(changed) if may_slide else []
+        at = candidate.at = in_window or candidate.at
+        kind, is_sure, why = self._kind(candidate, leads)
         if why and not only_sure:
             self.factors.append(Factor(seen.call, tuple(p.shape), why))
         if why or (only_sure and not is_sure):
             return None
-        self._check_heads(product, old, tag, side, at, bool(in_window))
-        queries = self._queries(product, old, tag, p, side)
-        has_scores = product.is_kernel or tag.mixes
-        are_learned = not has_scores and not is_partly(changed_at(p, p0, -2), p.shape[-2])  # the queries
-        reading = self._paired(product, old, weighted, side, at) if queries is None else queries
+        self._check_heads(candidate, bool(in_window))
+        queries = self._queries(candidate)
+        are_learned = not candidate.has_scores and not is_partly(changed_at(p, p0, -2), p.shape[-2])  # the queries
+        reading = (paired_rows(*candidate.moving, at) or None) if queries is None else queries
         row = self._row(key, reading, touched_at(p, p0, -2), p.shape[-2])
-        of_blocks = self._blocks(product, old, side, p)
+        of_blocks = self._blocks(candidate)
         if of_blocks is not None and v.dim() == p.dim():  # heads may choose their queries
             of_blocks = {axis: at_axis for axis, at_axis in of_blocks.items() if not are_heads(v, v0, axis)}
         is_unknown = bool(in_window) and not of_blocks  # which window is the touched token's own
         to_touch = of_one_window(leads, p, p0, self.entered_at) if is_unknown else in_blocks(leads, of_blocks or {})
         shape = *p.shape[:-1], v.shape[-1]
-        put_back(first_of(seen.result), old.result, weighted.back, shape, to_touch, row, self.way.scale)
+        put_back(first_of(seen.result), old.result, candidate.weighted.back, shape, to_touch, row, self.way.scale)
         moved = not torch.equal(p, p0)
         made_p = product.tensors[side]
         if not product.is_kernel and 0 not in made_p.stride():  # what is divided by its sums only afterwards
@@ -209,6 +223,15 @@ class Touched(Checking):
             self._pools(call, v0)
         return Verdict(Role.ATTENTION, side)
 
+    def _candidate(self, product: Product, old: Kept, key: Site, side: int) -> Candidate:
+        weighted = product.sides[side]
+        assert weighted is not None  # nobody asks for another side
+        p, p0 = (weighted.weights(*tensors) for tensors in (product.tensors, old.tensors))
+        v, v0 = (weighted.values(*tensors) for tensors in (product.tensors, old.tensors))
+        tag = Tag(Kind.ACTIVATION) if product.is_kernel else self.tag(product.tensors[side])
+        at = touched_at(v, v0, -2) if product.is_kernel or tag.mixes else touched_keys(v, v0)
+        return Candidate(product, old, key, side, weighted, tag, p, p0, v, v0, at)
+
     def _is_scored_by(self, key: Site | None, call: ReadCall) -> None:
         """Keep the product of queries and keys that made the weights of an attention call."""
         self.scored_by[call.number] = key
@@ -216,25 +239,16 @@ class Touched(Checking):
             self.roles[key] = Verdict(Role.SCORES)
             self.chosen[call.call] = None  # named among what mixes tokens
 
-    def _kind(
-        self,
-        product: Product,
-        old: Kept,
-        side: int,
-        tag: Tag,
-        weights: tuple[Tensor, Tensor],
-        values: tuple[Tensor, Tensor],
-        at: Sequence[int],
-        leads: Tensor,
-    ) -> tuple[str, bool, str]:
-        """The kind of attention, whether the touch shows it, and why it is none, if so. weights, values: of the touched
-        pass and of the plain one. at: the touched keys. leads: the touched leading indices."""
-        (p, p0), (v, v0) = weights, values
+    def _kind(self, candidate: Candidate, leads: Tensor) -> tuple[str, bool, str]:
+        """The kind of attention, whether the touch shows it, and why it is none, if so. leads: the touched leading
+        indices."""
+        product, side, tag, at = candidate.product, candidate.side, candidate.tag, candidate.at
+        p, p0, v, v0 = candidate.p, candidate.p0, candidate.v, candidate.v0
         is_mean = bool((p0 >= 0).all()) and bool((p0.sum(-1) < 1.01).all())
         is_written_out = not product.is_kernel and tag.form == "exp" and have_unit_sums(p0)
         is_softmax = product.is_kernel or (is_mean and (tag.level == Level.SOFTMAX or is_written_out))
         has_softmax = is_softmax or tag.level == Level.SOFTMAX or tag.form in ("softmax", "shares")
-        has_scores = product.is_kernel or tag.mixes
+        has_scores = candidate.has_scores
         kind = "softmax" if is_softmax else "signed" if has_softmax else tag.form or "linear"
         if tag.form == "weights" and not is_mean:
             kind = "signed"
@@ -242,8 +256,8 @@ class Touched(Checking):
         num_keys = 0 if tag.scores is None else (tag.scores.queries, tag.scores.keys)[1 - side].shape[-2]
         could_be = is_softmax or (has_scores and not num_keys == 1 < p.shape[-1])  # scores of one key, not of several
         in_a_loop = not has_scores and self._is_one_of_many(product, p)  # over tokens, whose streams are mixed
-        if p.shape[-2] > 1 and could_be and not in_a_loop and self._is_lost(v, v0, at):
-            self._check_slots(product, old, tag, p, side)
+        if p.shape[-2] > 1 and could_be and not in_a_loop and self._is_lost(candidate):
+            self._check_slots(candidate)
         if v.shape[-2] == 1 or not at:
             is_sure = False
             if not (product.is_kernel or (has_softmax and has_scores)):
@@ -261,7 +275,7 @@ class Touched(Checking):
             why = "sums over something else than tokens, for each token by itself"
         elif not (has_softmax or has_scores or is_written_out):
             why = "neither a softmax nor scores made its weights"
-        elif not has_softmax and touched_at(p, p0, -1) == at and self._queries(product, old, tag, p, side) is None:
+        elif not has_softmax and touched_at(p, p0, -1) == at and self._queries(candidate) is None:
             why = "both factors are tokens, as keys and values are in k^T v"
         elif is_softmax and not has_scores and not moves_with(p, p0, leads):
             why = OF_ITSELF
@@ -270,19 +284,11 @@ class Touched(Checking):
         elif kind == "exp" and bool((p0 < 0).any()):
             why = "scores times exponentials, as the decays of a scan are"
         is_pool = tag.form == "softmax" and p.shape[-2] == 1  # of one learned query, whose heads were mixed
-        if not (why or is_softmax or is_pool) and self._queries(product, old, tag, p, side) is None:
+        if not (why or is_softmax or is_pool) and self._queries(candidate) is None:
             why = "no product of queries and keys made its weights"
         if not why and not is_softmax and not is_sure and self.way.scale:
             why = "neither a softmax nor the touch shows that it mixes tokens"
         return kind, is_sure, why
-
-    def _paired(
-        self, product: Product, old: Kept, weighted: Weighted, side: int, at: Sequence[int]
-    ) -> list[int] | None:
-        """The rows of P that change with the touch as those of touched queries do; None if there are none."""
-        if product.is_kernel:
-            return paired_rows(weighted.weights(*product.tensors), weighted.weights(*old.tensors), at) or None
-        return paired_rows(*self._weights_or_logits(product, old, weighted, side), at) or None
 
     def _row(self, key: Site, queries: list[int] | None, moving: list[int], size: int) -> int:
         """The query at which what attention returns is touched. Those that no input reaches are tokens of their own,
@@ -327,22 +333,22 @@ class Touched(Checking):
                 )
         self.pooled.append((call, values.clone()))
 
-    def _is_lost(self, v: Tensor, v0: Tensor, at: Sequence[int]) -> bool:
+    def _is_lost(self, candidate: Candidate) -> bool:
         """Whether values show the touch everywhere in the touched sequence, so that none of their axes is that of
         tokens. Where sequences and tokens are one axis, it stands at one of its indices instead."""
+        v, v0, at = candidate.v, candidate.v0, candidate.at
         if v.shape[-2] == 1 or not at or is_partly(at, v.shape[-2]) or not is_spread(v, v0):
             return False
         partly = [axis for axis in range(v.dim()) if is_partly(touched_at(v, v0, axis), v.shape[axis])]
         return all(v.shape[axis] == self.sequence[1] or len(touched_at(v, v0, axis)) > 1 for axis in partly)
 
-    def _blocks(self, product: Product, old: Kept, side: int, p: Tensor) -> dict[int, list[int]] | None:
+    def _blocks(self, candidate: Candidate) -> dict[int, list[int]] | None:
         """The touched indices along leading axes along which queries are touched in part; None: not known."""
-        if product.is_kernel and product.to_scores is not None:
-            q, q0 = product.to_scores(*product.tensors)[0], product.to_scores(*old.tensors)[0]
-            return touched_in_part(q, q0) if q.shape[:-1] == p.shape[:-1] and not torch.equal(q, q0) else None
-        if product.is_kernel:
-            return None
-        return self.parts_of(product.tensors[side], product.tensors[1 - side], p.shape[:-1])
+        tensors, side = candidate.product.tensors, candidate.side
+        if candidate.queries is None:
+            return self.parts_of(tensors[side], tensors[1 - side], candidate.p.shape[:-1])
+        q, q0 = candidate.queries
+        return touched_in_part(q, q0) if q.shape[:-1] == candidate.p.shape[:-1] and not torch.equal(q, q0) else None
 
     def _makers(self, product: Product, side: int) -> tuple:
         """What P is made from: the same for two calls with one P."""

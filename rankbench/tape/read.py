@@ -39,7 +39,6 @@ from rankbench.tape.touch import changed_at
 from rankbench.tape.touching import Touching
 
 Result = tuple[str, Tensor]  # by its name
-Results = list[Result]
 
 TOUCH = 0.03  # standard deviations by which a number is changed
 REPEATED = 8  # roundings of a call's numbers by which two equal passes may differ
@@ -56,18 +55,18 @@ def read(
     """
     kwargs = dict(kwargs)
     plain, again = Plain(module, submodule), Plain(module, submodule)
-    output = plain.passed(args, kwargs)
-    repeated = again.passed(args, kwargs)
+    plain.passed(args, kwargs)
+    again.passed(args, kwargs)
     if (
-        _differ(output, repeated)
+        _differ(plain.output, again.output)
         or [*plain.states] != [*again.states]
         or any(_differ(state.left, again.states[run].left) for run, state in plain.states.items())
     ):
         _refuse_change(module, plain.sizes, again.sizes)
-    del again, repeated
-    touched, touched_results, spread_results = _touch(module, submodule, plain, _results(plain, output), args, kwargs)
-    touched.calls = told_apart(plain, touched, args, kwargs)
-    _check_outside(plain, touched)
+    del again
+    touched, spreading = _touch(plain)
+    touched.calls = told_apart(touched)
+    _check_outside(touched)
     _check_alike(module, touched)
     _check_blocks(touched)
     _check_loops(touched)
@@ -78,32 +77,31 @@ def read(
         Input(name, tuple(x.shape), touched.axes_of_input(number), number in touched.data)
         for number, (name, x) in enumerate(zip(names, tensors_in([args, kwargs]), strict=True))
     )
-    states = _states(plain, touched)
-    results = zip(_results(plain, output), touched_results, spread_results, strict=False)
-    outputs = [
-        _output(*of_passes, touched, number >= len(named_tensors(output))) for number, of_passes in enumerate(results)
-    ]
+    states = _states(touched)
+    results = zip(_results(plain), _results(touched), _results(spreading), strict=False)
+    num_returned = len(named_tensors(plain.output))
+    outputs = [_output(*of_passes, touched, number >= num_returned) for number, of_passes in enumerate(results)]
     return Reading(
         touched.roles, _named_alike(module, touched.calls), tuple(touched.factors), inputs, tuple(outputs), states,
-        tuple(plain.uncovered), mixing(plain, touched, joined(plain, touched, args, kwargs)),
+        tuple(plain.uncovered), mixing(touched, joined(touched)),
     )  # fmt: skip
 
 
-def _touch(
-    module: Callable, submodule: str | None, plain: Plain, plain_results: Results, args: tuple, kwargs: dict[str, Any]
-) -> tuple[Touched, Results, Results]:
-    """The touched pass, its results, and those of a pass in which the touch spreads as the network spreads it. Where it
-    does not arrive at an attention call, the touched token may be padding that the module leaves out: then one at the
-    other end is touched. At last all numbers of a token are."""
+def _touch(plain: Plain) -> tuple[Touched, Plain]:
+    """The touched pass, and a pass in which the touch spreads as the network spreads it. Where it does not arrive at an
+    attention call, the touched token may be padding that the module leaves out: then one at the other end is touched.
+    At last all numbers of a token are."""
 
-    def touched_in(way: Way) -> tuple[Touched, Results, Results]:
-        spreading = Touching(module, submodule, way)
-        spread = _results(spreading, spreading.passed(args, kwargs)) if way.scale else plain_results
-        touched = Touched(module, submodule, plain, way, _sequences(plain, spreading, plain_results, spread))
-        return touched, _results(touched, touched.passed(args, kwargs)), spread
+    def touched_in(way: Way) -> tuple[Touched, Plain]:
+        spreading = Touching(plain, way)
+        if way.scale:
+            spreading.passed(*plain.arguments)
+        touched = Touched(plain, way, _sequences(spreading) if way.scale else {})
+        touched.passed(*plain.arguments)
+        return touched, spreading if way.scale else plain
 
     ways = [Way(TOUCH), Way(TOUCH / 100), Way(0.0)]  # 0: what the tags say
-    if left_out := without_tokens(tensors_in([args, kwargs])):
+    if left_out := without_tokens(tensors_in([*plain.arguments])):
         ways.insert(0, Way(TOUCH, left_out=left_out))
     best, most = None, -1
     while ways:
@@ -150,9 +148,9 @@ def _counts_tokens_last(of_number: Touched, of_row: Touched) -> bool:
     return is_mixed and all(map(of_number.may_be_of_features, of_number.calls))
 
 
-def _check_outside(plain: Plain, touched: Touched) -> None:
+def _check_outside(touched: Touched) -> None:
     """ConfigError for a tensor that no recorded call made and that differs with the inputs."""
-    for (call, x), (_, y) in zip(plain.outside, touched.outside, strict=False):
+    for (call, x), (_, y) in zip(touched.base.outside, touched.outside, strict=False):
         if x.shape == y.shape and x.dtype == y.dtype and not torch.equal(x, y):
             raise ConfigError(
                 f"{call}: reads {OUTSIDE}, and it differs with the inputs, so what mixes tokens there is unseen; use "
@@ -257,14 +255,16 @@ def _check_parts_of_keys(touched: Touched) -> None:
             )
 
 
-def _sequences(plain: Plain, spreading: Touching, results: Results, spread: Results) -> dict[int, int]:
+def _sequences(spreading: Touching) -> dict[int, int]:
     """The axis of each input that counts sequences, where all results in which its touch is found agree; else where all
     states do. These may be in front of attention, where a token stands alone as its sequence does."""
+    spread_states = spreading.states
     states = [
-        (state.left, spreading.states[run].left) for run, state in plain.states.items() if run in spreading.states
+        (state.left, spread_states[run].left) for run, state in spreading.base.states.items() if run in spread_states
     ]
     known: dict[int, int] = {}
-    for pairs in (states, [(old, new) for (_, old), (_, new) in zip(results, spread, strict=False)]):
+    results = zip(_results(spreading.base), _results(spreading), strict=False)
+    for pairs in (states, [(old, new) for (_, old), (_, new) in results]):
         alike = [(new, old) for old, new in pairs if new.shape == old.shape]
         for number, mark in enumerate(spreading.marks):
             found = {mark.sequences_in(*each) for each in alike} - {None} if mark is not None else set()
@@ -286,13 +286,13 @@ def _differ(x: Any, y: Any) -> bool:
 
 def _refuse_change(module: Callable, sizes: list[Size], again: list[Size]) -> None:
     """ConfigError that names the first call that differs between two passes."""
-    first = next(
-        (one.call for one, other in zip(sizes, again, strict=False)
-         if one.call.function != other.call.function or one.call.module != other.call.module
-         or bool((one.sum - other.sum).abs() > REPEATED * one.eps * one.sum_of_magnitudes)
-         or bool((one.sum_of_magnitudes - other.sum_of_magnitudes).abs() > REPEATED * one.eps * one.sum_of_magnitudes)),
-        None if len(sizes) == len(again) else (sizes + again)[min(len(sizes), len(again))].call,
-    )  # fmt: skip
+    first = None if len(sizes) == len(again) else (sizes + again)[min(len(sizes), len(again))].call
+    for one, other in zip(sizes, again, strict=False):
+        rounding = REPEATED * one.eps * one.sum_of_magnitudes
+        changes = one.sum - other.sum, one.sum_of_magnitudes - other.sum_of_magnitudes
+        if one.call[1:] != other.call[1:] or any(bool(change.abs() > rounding) for change in changes):
+            first = one.call
+            break
     raise ConfigError(
         f"{name_of_module(module)}: {first or 'it'} gives other numbers when the module runs again on the same inputs, "
         "so no two passes measure one network; take out what differs from call to call (random numbers, a counter, a "
@@ -310,15 +310,14 @@ def _name(path: Sequence[Any]) -> str:
     return "inputs" if len(rest) == 1 and rest[0].idx == 0 else f"inputs{keystr(tuple(rest))}"
 
 
-def _states(plain: Plain, touched: Touched) -> dict[Visit, State]:
+def _states(touched: Touched) -> dict[Visit, State]:
     """What is known of the submodules that keep the shape of their input."""
-    states = {}
-    for run, ((entered, *_), left, _) in plain.states.items():
-        inside = [call for call in touched.calls if run in call.runs]
-        other = touched.states.get(run)
+    states, touched_states = {}, touched.states
+    for run, ((entered, *_), left, _) in touched.base.states.items():
+        other = touched_states.get(run)
         axes = None
         if other is not None and other.left.shape == left.shape:
-            axes = axes_of(other.left, left, inside or touched.calls, touched.sequence)
+            axes = axes_of(touched, other.left, left, run)
         states[run] = State(tuple(left.shape), axes, _digest(entered), _digest(left), other.passed if other else 0)
     return states
 
@@ -329,15 +328,15 @@ def _digest(x: Tensor) -> tuple:
     return tuple(x.shape), numbers.sum().item(), numbers.square().sum().item(), numbers.flatten()[-1:].tolist()[0]
 
 
-def _results(of_pass: Plain, output: Any) -> Results:
+def _results(of_pass: Plain) -> list[Result]:
     """What a pass returned, and last the result of the submodule that is wanted, if one is."""
     of_submodule = [] if of_pass.wanted_result is None else [(str(of_pass.submodule), of_pass.wanted_result)]
-    return named_tensors(output) + of_submodule
+    return named_tensors(of_pass.output) + of_submodule
 
 
 def _output(old: Result, new: Result, spread: Result, touched: Touched, is_submodule: bool) -> Output:
     (name, before), (_, after), (_, reached) = old, new, spread
-    axes = axes_of(after, before, touched.calls, touched.sequence) if after.shape == before.shape else None
+    axes = axes_of(touched, after, before) if after.shape == before.shape else None
     is_apart = axes is None or axes.batch is None or _is_apart(before, reached, axes.batch, touched)
     return Output(name, tuple(before.shape), axes, touched.tag(after).passed, is_submodule, is_apart)
 
@@ -365,9 +364,5 @@ def named_tensors(output: Any) -> list[tuple[str, Tensor]]:
     elif isinstance(output, (tuple, list)):
         named = [(str(number), x) for number, x in enumerate(tensors_in(output))]
     else:
-        named = (
-            [(name, x) for name, value in vars(output).items() for x in tensors_in(value)]
-            if hasattr(output, "__dict__")
-            else []
-        )
+        named = [(name, x) for name, value in getattr(output, "__dict__", {}).items() for x in tensors_in(value)]
     return [(name, x) for name, x in named if x.is_floating_point() and x.numel()]

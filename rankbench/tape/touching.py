@@ -1,6 +1,9 @@
-"""A pass in which one number of each input is changed a little."""
+"""A pass in which one number of each input is changed a little, and where the touched tokens are found again: at which
+index of which axis."""
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -8,51 +11,54 @@ from torch import Tensor
 from rankbench.tape.calls import tensors_in
 from rankbench.tape.marks import Mark, Way, another, is_mask, is_tokens, place_of
 from rankbench.tape.plain import Plain
+from rankbench.tape.reading import Axes, ReadCall
 from rankbench.tape.recording import Seen
 from rankbench.tape.tags import Tag
+from rankbench.tape.touch import along
 
 
 class Touching(Plain):
-    """A pass with changed numbers, which spread as the network spreads them."""
+    """A pass with changed numbers, which spread as the network spreads them. base: the plain pass. sequences: the axis
+    that is known to count them, by number of the input."""
 
     has_sizes = False
 
-    def __init__(self, module: Callable, submodule: str | None, way: Way) -> None:
-        super().__init__(module, submodule)
-        self.way = way
+    def __init__(self, base: Plain, way: Way, sequences: Mapping[int, int] = MappingProxyType({})) -> None:
+        super().__init__(base.module, base.submodule)
+        self.base, self.way, self.sequences = base, way, sequences
         self.marks: list[Mark | None] = []  # of each input
         self.data: set[int] = set()  # inputs that are touched, or would be
         self.copied: set[int] = set()  # inputs of tokens of which an embedding looked up a copy, or a part
         self.places: dict[int, int] = {}  # of token inputs: number by place in memory
         self.given: list = []
+        self.token_axes: dict[int, int] = {}  # of inputs, as attention calls show them
+        self.calls: list[ReadCall] = []
 
     def prepared(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         self.given = [args, kwargs]
-        for x in tensors_in(self.given):
-            number = sum(mark is not None for mark in self.marks)
+        for number, x in enumerate(tensors_in(self.given)):
             self.marks.append(None)
             if not x.numel() or not x.dim():
                 continue
-            if x.is_floating_point() and not is_mask(x) and len(self.marks) - 1 in self.way.left_out:
-                self.data.add(len(self.marks) - 1)
-                continue
-            if x.is_floating_point() and not is_mask(x) and len(self.marks) - 1 not in self.way.exchanged:
-                at = place_of(x.shape, number, self.way)
+            at = place_of(x.shape, sum(mark is not None for mark in self.marks), self.way)
+            is_data = x.is_floating_point() and not is_mask(x)
+            if is_data and number in self.way.left_out:
+                self.data.add(number)
+            elif number in self.way.exchanged:
+                x[at] = another(x, at)
+                self.marks[-1] = self.marked(number, x.shape, at, False)
+            elif is_data:
                 at = at[:2] if self.way.rows and x.dim() == 3 else at
                 self._touch(x, at)
-                self.marks[-1] = self.marked(len(self.marks) - 1, x.shape, at, True)
-            elif len(self.marks) - 1 in self.way.exchanged:
-                at = place_of(x.shape, number, self.way)
-                x[at] = another(x, at)
-                self.marks[-1] = self.marked(len(self.marks) - 1, x.shape, at, False)
+                self.marks[-1] = self.marked(number, x.shape, at, True)
             elif not x.is_floating_point() and x.dtype != torch.bool:
-                self.places[x.untyped_storage().data_ptr()] = len(self.marks) - 1
+                self.places[x.untyped_storage().data_ptr()] = number
         return args, kwargs
 
     def marked(self, number: int, shape: Sequence[int], at: tuple[int, ...], has_features: bool) -> Mark:
         """Where the input of this number is touched."""
         self.data.add(number)
-        return Mark(tuple(shape), at, has_features)
+        return Mark(tuple(shape), at, has_features, self.sequences.get(number))
 
     @property
     def unseen(self) -> frozenset[int]:
@@ -93,3 +99,92 @@ class Touching(Plain):
                 self._touch(result, at[::-1] if is_turned else at)
                 self.marks[index] = self.marked(index, given.shape, at, False)
         return tag
+
+    # --- where the touched tokens are found again --------------------------------------------------------------------
+
+    def input_of(self, at: Sequence[int], size: int) -> int | None:
+        """Number of the only input that is touched at the same token; None if there is none, or several."""
+        if not 0 < len(at) < size:
+            return None
+        marks = {number: mark for number, mark in enumerate(self.marks) if mark is not None}
+        axes_of = {number: mark.axes_of(at, size) for number, mark in marks.items()}
+        fits = [number for number, axes in axes_of.items() if axes and self.token_axes.get(number, axes[0]) in axes]
+        exact = {number: axes for number in fits if (axes := marks[number].exact_axes_of(at, size))}
+        for number, axes in exact.items():
+            if len(axes) == 1:
+                self.token_axes.setdefault(number, axes[0])
+        chosen = list(exact) or fits
+        return chosen[0] if len(chosen) == 1 else None
+
+    def inputs_of(self, at: Sequence[int], size: int) -> set[int]:
+        """Numbers of the inputs whose tokens are touched at these indices, each alone, as in a sum of two inputs, or
+        else all together, as where a convolution has carried the touch to its neighbours."""
+        each = {self.input_of([index], size) for index in at}
+        return {number for number in (each if None not in each else {self.input_of(at, size)}) if number is not None}
+
+    def places_of(self, shape: Sequence[int], axis: int) -> list[int]:
+        """Where inputs of tokens of this shape are touched along an axis, if they are; of the turned one, too."""
+        marks = [mark for mark in self.marks if mark is not None and axis < min(2, len(mark.shape))]
+        places = [mark.at[axis] for mark in marks if mark.shape == tuple(shape)]
+        return places + [mark.at[1 - axis] for mark in marks if mark.shape == tuple(shape)[::-1]]
+
+    @property
+    def sequence(self) -> tuple[int, int]:
+        """Which of how many sequences is touched."""
+        for number, mark in enumerate(self.marks):
+            if mark is not None:
+                batch = self.axes_of_input(number).batch
+                batch = 0 if batch is None else batch
+                return mark.at[batch], mark.shape[batch]
+        return 0, 0
+
+    @property
+    def width_of_token(self) -> int:
+        """Of images, how many pixels side by side make a token, if these form a square; else 1."""
+        if not self.calls or all(mark is None or len(mark.shape) < 4 for mark in self.marks):
+            return 1
+        read = next((x for run in reversed(self.calls[0].runs) for x in self.entered.get(run, ())), None)
+        number = 1 if read is None else read.numel() // (read.shape[-1] * self.sequence[1])
+        return max(1, max(mark.shape[-1] for mark in self.marks if mark is not None) // max(1, math.isqrt(number)))
+
+    def leaves_rows(self, call: ReadCall) -> bool:
+        """Whether P has more leading indices than heads of all sequences: windows, or heads that the touch missed."""
+        return math.prod(call.shape[:-2]) > call.lead.heads * self.sequence[1]
+
+    def may_be_of_features(self, call: ReadCall) -> bool:
+        """Whether the keys of a call may be features or groups of them, of which the first alone is touched."""
+        widths = [mark.shape[2] for mark in self.marks if mark is not None and mark.at[2:] == (0,)]
+        return call.touched == (0,) and any(width % call.num_keys == 0 for width in widths)
+
+    def axes_of_input(self, number: int) -> Axes:
+        """The axis of tokens of an input: that along which attention calls saw its touch."""
+        mark = self.marks[number]
+        if mark is None:
+            return Axes(self.sequences.get(number), ())
+        if len(mark.shape) > 3:
+            return Axes(0, ())
+        ends = [(call.touched, call.num_keys) for call in self.calls if call.keys_of == number]
+        found = {mark.axes_of(at, size) for at, size in ends if 0 < len(at) < size}
+        axes = {axis for axes in found for axis in axes if len(axes) == 1}
+        if len(axes) != 1:
+            return Axes(mark.sequences, ())
+        (tokens,) = axes
+        return Axes(1 - tokens if len(mark.shape) - mark.has_features > 1 else None, (tokens,))
+
+    def holds_one_token(self, leads: Tensor) -> bool:
+        """Whether the touched leading indices are those of one touched token of each input, and of its sequence, apart
+        or flattened."""
+        marks = [mark for mark in self.marks if mark is not None and len(mark.shape) < 4]
+        places = {place for mark in marks for place in zip(mark.at[:2], mark.shape, strict=False)}
+        places |= {(call.touched_queries[-1], call.num_queries) for call in self.calls if call.touched_queries}
+        number, count = self.sequence
+        flat = {(number * size + at, count * size) for at, size in places}
+        flat |= {(at * count + number, size * count) for at, size in places}
+        apart = 0  # axes that hold the token or its sequence
+        for axis, size in enumerate(leads.shape):
+            found = {(index, size) for index in along(leads, axis).nonzero()[:, 0].tolist()}
+            if size > 1 and 0 < len(found) <= len(marks):
+                if found <= flat:
+                    return True
+                apart += found <= places
+        return apart > 1
