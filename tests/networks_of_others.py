@@ -397,6 +397,17 @@ class MLP(nn.Module):
         return self.down(F.gelu(self.up(x)))
 
 
+class Along(nn.Module):
+    """A module that reads (B, D, N), of states (B, N, D)."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x.mT).mT
+
+
 class Block(nn.Module):
     """Attention and MLP with skips. place: pre, post or parallel; in_place: the skips are added in place."""
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from networks_of_others import Attention, B, D, H, N, Sequence, by_kernel, drawn, heads_of, joined, states, written_out
+from path_checks import TWO, assert_same_paths
 from torch import nn
 
 from rankbench.tape import record
@@ -176,8 +177,5 @@ class OfTheNearest(Attention):
 @pytest.mark.parametrize("before", [0, 1])
 def test_attention_to_the_nearest_is_read_as_with_a_mask(scores, before):
     parts = [[*[Attention(by_kernel)] * before, OfTheNearest(kind, scores)] for kind in (True, False)]
-    tape, same = (record(drawn(Sequence(*each)), states()) for each in parts)
-    assert tape.paths().by_length == same.paths().by_length == [[1, 2], [1, 4, 4]][before]
+    tape, _ = assert_same_paths(*(drawn(Sequence(*each)) for each in parts), states(), [[1, 2], TWO][before])
     assert tape.reading.mixing == ()
-    for got_BND, wanted_BND in zip(tape.sums().by_length_KBND, same.sums().by_length_KBND, strict=True):
-        torch.testing.assert_close(got_BND, wanted_BND)

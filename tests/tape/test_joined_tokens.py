@@ -5,23 +5,25 @@ Shapes: B sequence, N token, D width, P pixels along a side.
 
 import pytest
 import torch
-from networks_of_others import MLP, Attention, B, D, Sequence, by_kernel, drawn, letters, random, states, written_out
+from networks_of_others import (
+    MLP,
+    Along,
+    Attention,
+    B,
+    D,
+    Sequence,
+    by_kernel,
+    drawn,
+    letters,
+    random,
+    states,
+    written_out,
+)
 from torch import nn
 
 from rankbench.tape import record
 
 T = 16  # tokens, 14 of which is touched
-
-
-class Along(nn.Module):
-    """A module that reads (B, D, N), of states (B, N, D)."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x.mT).mT
 
 
 class Merging(nn.Module):

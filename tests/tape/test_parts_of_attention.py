@@ -6,6 +6,7 @@ Shapes: B sequence, N query token, D width, H head, K head width.
 import pytest
 import torch
 from networks_of_others import MLP, Attention, D, Sequence, by_einsum, by_kernel, drawn, states, written_out
+from path_checks import assert_same_paths
 from refusals import refusal
 from torch import nn
 
@@ -30,13 +31,8 @@ class Learned(nn.Module):
 @pytest.mark.parametrize("mix", [written_out, by_einsum])
 def test_learned_queries_in_a_row_are_read_as_the_kernel_is(mix, numbers):
     """A path begins at the states or at some of the learned tokens, so that there are 2^k of k heads."""
-    tape, same = (
-        record(drawn(nn.Sequential(*(Learned(mix, number) for number in numbers))), states())
-        for mix in (mix, by_kernel)
-    )
-    assert tape.paths().by_length == same.paths().by_length == [2**length for length in range(len(numbers) + 1)]
-    for got_BND, wanted_BND in zip(tape.sums().by_length_KBND, same.sums().by_length_KBND, strict=True):
-        torch.testing.assert_close(got_BND, wanted_BND)
+    one, other = (drawn(nn.Sequential(*(Learned(each, number) for number in numbers))) for each in (mix, by_kernel))
+    assert_same_paths(one, other, states(), [2**length for length in range(len(numbers) + 1)])
 
 
 # --- one softmax in parts ---------------------------------------------------------------------------------------------
@@ -66,7 +62,7 @@ MERGES = {
 @pytest.mark.parametrize("keys", [2, 3, 4, 6])
 def test_a_softmax_in_parts_is_refused(name, keys):
     module = drawn(Sequence(Attention(merged(MERGES[name], keys)), MLP(), Attention(written_out)))
-    assert "weights of the same scores" in refusal(lambda: record(module, states()))
+    assert "weights of the same scores" in refusal(record, module, states())
 
 
 def test_parts_that_are_merged_one_by_one_are_refused_where_they_are_merged():
@@ -75,4 +71,4 @@ def test_parts_that_are_merged_one_by_one_are_refused_where_they_are_merged():
         return sum(w[..., None] * x for w, x in zip(weights.unbind(-1), read.unbind(-2), strict=True))
 
     module = drawn(Sequence(Attention(merged(one_by_one, 4)), MLP(), Attention(written_out)))
-    assert "mul in parts.0: weighs states with a softmax" in refusal(lambda: record(module, states()))
+    assert "mul in parts.0: weighs states with a softmax" in refusal(record, module, states())

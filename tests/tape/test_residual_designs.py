@@ -11,7 +11,6 @@ from typing import NamedTuple
 import pytest
 import torch
 import torch.nn.functional as F
-from every_path import NO_PATH, ROUNDING, by_length, every_path
 from networks_of_others import (
     MLP,
     OWN,
@@ -29,9 +28,10 @@ from networks_of_others import (
     states,
     written_out,
 )
+from path_checks import THREE, TWO, assert_every_path, assert_same_paths
+from refusals import refusal
 from torch import nn
 
-from rankbench.config.keys import ConfigError
 from rankbench.tape import record
 
 # --- the designs -----------------------------------------------------------------------------------------------------
@@ -271,7 +271,6 @@ class Design(NamedTuple):
 
 AS_IN_REWRITES = ("residual streams", "gated heads", "sinks", "soft-capped logits", "router of experts")
 AS_IN_REWRITES += ("attention beside the MLP",)
-TWO, THREE = [1, 4, 4], [1, 6, 12, 8]  # layers of two heads
 DESIGNS = {
     "hyper-connections": Design(lambda: drawn(Streams(3, kind="static")), THREE),
     "hyper-connections, dynamic": Design(lambda: drawn(Streams(kind="dynamic")), TWO),
@@ -306,13 +305,7 @@ def test_the_sums_of_each_length_are_those_of_every_path(name):
     inputs = {"x": states()} if name not in OWN else OWN[name].inputs()
     scans = [layer for layer in module.modules() if isinstance(layer, (StateSpace, Recurrence))]
     maps = [getattr(scan, name) for scan in scans for name in design.maps]
-    wanted_KBND, counts = by_length(every_path(module, inputs, design.p, maps))
-    tape = record(module, **inputs)
-    sums = tape.sums()
-    assert counts == design.num_paths == tape.paths().by_length
-    for got_BND, wanted_BND in zip(sums.by_length_KBND, wanted_KBND, strict=True):
-        assert (got_BND - wanted_BND).norm() < ROUNDING * wanted_BND.norm()
-    assert sums.remainder < NO_PATH
+    assert_every_path(module, inputs, design.num_paths, design.p, maps)
 
 
 class Added(nn.Module):
@@ -343,9 +336,7 @@ ADDED = {
 @pytest.mark.parametrize("name", ADDED)
 def test_a_call_that_is_several_others_is_read_as_these(name):
     networks = [drawn(nn.Sequential(*(Added(add) for _ in range(2)))) for add in ADDED[name]]
-    tape, same = (record(network, states()) for network in networks)
-    assert tape.paths().by_length == same.paths().by_length == TWO
-    torch.testing.assert_close(tape.sums().by_length_KBND, same.sums().by_length_KBND)
+    assert_same_paths(*networks, states(), TWO)
 
 
 class Normed(nn.Module):
@@ -368,13 +359,11 @@ NORMS = (
 
 
 def test_a_bias_begins_no_path_however_its_norm_is_written():
-    tapes = [record(drawn(nn.Sequential(*(Normed(normed) for _ in range(2)))), states()) for normed in NORMS]
-    assert [tape.paths().by_length for tape in tapes] == [[0, 0, 4]] * 3
-    first, *others = (tape.sums().by_length_KBND for tape in tapes)
+    first, *others = (drawn(nn.Sequential(*(Normed(normed) for _ in range(2)))) for normed in NORMS)
     for other in others:
-        torch.testing.assert_close(other, first)
+        assert_same_paths(other, first, states(), [0, 0, 4])
 
 
 def test_a_scan_alone_is_refused():
-    with pytest.raises(ConfigError, match="Sequence: made no attention call that the tape knows"):
-        record(stack(StateSpace(), Recurrence()), x=states())
+    message = refusal(record, stack(StateSpace(), Recurrence()), x=states())
+    assert "Sequence: made no attention call that the tape knows" in message

@@ -7,9 +7,10 @@ Shapes: B sequence, N query token, M key token, D width, H head, K head width, E
 import pytest
 import torch
 import torch.nn.functional as F
-from every_path import NO_PATH, ROUNDING, by_length, every_path
+from every_path import NO_PATH
 from networks_of_others import (
     MLP,
+    Along,
     Attention,
     B,
     D,
@@ -25,6 +26,7 @@ from networks_of_others import (
     states,
     written_out,
 )
+from path_checks import TWO, assert_every_path, assert_same_paths
 from refusals import refusal
 from torch import nn
 
@@ -32,8 +34,6 @@ from rankbench.measures.module_reading import read_module
 from rankbench.measures.network_table import in_words, table_of_reading
 from rankbench.model.modules import Example
 from rankbench.tape import record, tap
-
-TWO = [1, 4, 4]  # layers of two heads
 
 
 def attention(mix):
@@ -43,16 +43,6 @@ def attention(mix):
 
 def around(layer):
     return drawn(Sequence(Attention(written_out), layer, Attention(by_kernel)))
-
-
-def assert_every_path(module, inputs, num_paths=TWO):
-    wanted_KBND, counts = by_length(every_path(module, inputs))
-    tape = record(module, **inputs)
-    sums = tape.sums()
-    assert counts == num_paths == tape.paths().by_length
-    for got_BND, wanted_BND in zip(sums.by_length_KBND, wanted_KBND, strict=True):
-        assert (got_BND - wanted_BND).norm() < ROUNDING * wanted_BND.norm()
-    assert sums.remainder < NO_PATH
 
 
 # --- sums over something else than tokens -----------------------------------------------------------------------------
@@ -163,12 +153,12 @@ NO_HEADS = {
 
 @pytest.mark.parametrize("name", NO_HEADS)
 def test_a_sum_for_each_token_by_itself_is_no_attention(name):
-    assert_every_path(NO_HEADS[name](), {"x": states()})
+    assert_every_path(NO_HEADS[name](), {"x": states()}, TWO)
 
 
 @pytest.mark.parametrize("number", [2, 3])
 def test_a_mean_of_inputs_is_no_attention(number):
-    assert_every_path(drawn(Fused(number)), {name: states(name) for name in "xyz"[:number]})
+    assert_every_path(drawn(Fused(number)), {name: states(name) for name in "xyz"[:number]}, TWO)
 
 
 # --- heads ------------------------------------------------------------------------------------------------------------
@@ -203,9 +193,7 @@ class ToLearnedToken(nn.Module):
 
 
 def test_queries_that_depend_on_no_input_are_read_as_the_kernel_is():
-    tape, same = (record(drawn(ToLearnedToken(mix)), states()) for mix in (written_out, by_kernel))
-    assert tape.paths().by_length == same.paths().by_length
-    torch.testing.assert_close(tape.sums().by_length_KBND, same.sums().by_length_KBND)
+    assert_same_paths(*(drawn(ToLearnedToken(mix)) for mix in (written_out, by_kernel)), states())
 
 
 class ToMemory(nn.Module):
@@ -295,7 +283,7 @@ def test_memory_for_the_results_of_heads_begins_no_path(name):
 
 def test_layers_of_one_class_may_make_their_weights_in_two_ways():
     module = drawn(Sequence(attention(lambda q, k, v: additive(q, k) @ v), MLP(), Attention(written_out)))
-    assert_every_path(module, {"x": states()})
+    assert_every_path(module, {"x": states()}, TWO)
 
 
 class Pooled(nn.Module):
@@ -415,14 +403,10 @@ class SequenceBySequence(Pooled):
         return self.out(torch.stack([self.weights(tokens).softmax(0).mT.mm(tokens)[0] for tokens in x]))
 
 
-class InInferenceMode(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.body = Sequence(Attention(written_out))
-
+class InInferenceMode(Sequence):
     @torch.inference_mode()
     def forward(self, x):
-        return self.body(x)
+        return super().forward(x)
 
 
 class Lazy(nn.Module):
@@ -467,24 +451,16 @@ def test_the_touch_stays_on_one_token_whatever_made_the_weights(layer):
     assert tape.reading.mixing == ()
 
 
-class Renormalised(nn.Module):
+def renormalised(q, k, v):
     """Weights below the third largest are left out, and the others divided by their sum."""
-
-    def __init__(self):
-        super().__init__()
-        self.attention = attention(self.mix)
-
-    def mix(self, q, k, v):
-        p = (q @ k.mT).softmax(-1)
-        p = p * (p >= p.topk(3, -1).values[..., -1:])
-        return p / p.sum(-1, keepdim=True) @ v
-
-    def forward(self, x):
-        return self.attention(x)
+    p = (q @ k.mT).softmax(-1)
+    p = p * (p >= p.topk(3, -1).values[..., -1:])
+    return p / p.sum(-1, keepdim=True) @ v
 
 
 def test_weights_that_are_compared_with_each_other_are_weights():
-    assert record(drawn(Sequence(Renormalised(), MLP(), Renormalised())), states()).paths().by_length == TWO
+    module = drawn(Sequence(attention(renormalised), MLP(), attention(renormalised)))
+    assert record(module, states()).paths().by_length == TWO
 
 
 def by_clusters(q, k, v):
@@ -527,7 +503,7 @@ REFUSED = {
         lambda: drawn(SequenceBySequence()),
         "or sequence by sequence, of which",
     ),
-    "inference mode": (lambda: drawn(InInferenceMode()), "within torch.inference_mode"),
+    "inference mode": (lambda: drawn(InInferenceMode(Attention(written_out))), "within torch.inference_mode"),
     "a lazy module": (Lazy, "first: a lazy module has no weights"),
 }
 
@@ -551,18 +527,7 @@ class AddsToData(Sequence):
 
 def test_what_is_added_to_the_data_of_a_state_is_added_to_the_state():
     parts = Attention(written_out), MLP(), Attention(written_out)
-    changed, usual = drawn(AddsToData(*parts)), drawn(Sequence(*parts))
-    assert record(changed, states()).paths().by_length == TWO
-    torch.testing.assert_close(*(record(module, states()).sums().by_length_KBND for module in (changed, usual)))
-
-
-class Convolved(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.convolution = nn.Conv1d(D, D, 3, padding=1)
-
-    def forward(self, x):
-        return self.convolution(x.mT).mT
+    assert_same_paths(drawn(AddsToData(*parts)), drawn(Sequence(*parts)), states(), TWO)
 
 
 def loop_of_sigmoids(q, k, v):
@@ -571,7 +536,12 @@ def loop_of_sigmoids(q, k, v):
 
 
 @pytest.mark.parametrize(
-    ("layer", "names"), [(Convolved, ["parts.1"]), (lambda: attention(loop_of_sigmoids), ["parts.1"]), (MLP, [])]
+    ("layer", "names"),
+    [
+        (lambda: Along(nn.Conv1d(D, D, 3, padding=1)), ["parts.1"]),
+        (lambda: attention(loop_of_sigmoids), ["parts.1"]),
+        (MLP, []),
+    ],
 )
 def test_submodules_that_mix_tokens_without_attention_are_named(layer, names):
     read = read_module(around(layer()), Example((states(),)))
