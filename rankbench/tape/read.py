@@ -286,7 +286,8 @@ def _differ(x: Any, y: Any) -> bool:
 
 def _refuse_change(module: Callable, sizes: list[Size], again: list[Size]) -> None:
     """ConfigError that names the first call that differs between two passes."""
-    first = None if len(sizes) == len(again) else (sizes + again)[min(len(sizes), len(again))].call
+    shorter, longer = sorted((sizes, again), key=len)
+    first = longer[len(shorter)].call if len(longer) > len(shorter) else None
     for one, other in zip(sizes, again, strict=False):
         rounding = REPEATED * one.eps * one.sum_of_magnitudes
         changes = one.sum - other.sum, one.sum_of_magnitudes - other.sum_of_magnitudes

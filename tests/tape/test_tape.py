@@ -955,6 +955,18 @@ def test_values_that_are_not_finite_are_refused_where_they_come_from():
         record(module, states()).sums()
 
 
+def test_a_call_that_the_second_pass_alone_makes_is_named():
+    """The first call of all was named once."""
+    layer, runs = drawn(StrangersLayer(D, H)), []
+
+    def module(x):
+        runs.append(x)
+        return layer(x) if len(runs) == 1 else layer(x) + 1
+
+    with pytest.raises(ConfigError, match=r"torch\.Tensor\.add in the module itself gives other numbers"):
+        read(module, (states(),))
+
+
 def test_a_frozen_tensor_that_is_changed_later_is_refused():
     def change(module, x):
         gate = F.silu(module.narrow(x))
