@@ -397,12 +397,19 @@ class MLP(nn.Module):
         return self.down(F.gelu(self.up(x)))
 
 
-class Along(nn.Module):
-    """A module that reads (B, D, N), of states (B, N, D)."""
+class Of(nn.Module):
+    """A function, or a module, as a module of its own."""
 
     def __init__(self, function: Callable[[Tensor], Tensor]):
         super().__init__()
         self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+class Along(Of):
+    """The same of (B, D, N), for states (B, N, D)."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.function(x.mT).mT

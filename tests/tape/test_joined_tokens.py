@@ -11,6 +11,7 @@ from networks_of_others import (
     Attention,
     B,
     D,
+    Of,
     Sequence,
     by_kernel,
     drawn,
@@ -27,25 +28,14 @@ T = 16  # tokens, 14 of which is touched
 
 
 class Merging(nn.Module):
-    """A map of the numbers of several tokens, which `moved` puts side by side."""
+    """A map of tokens, or of the numbers of several, which `moved` puts side by side."""
 
-    def __init__(self, moved, tokens):
+    def __init__(self, moved, tokens=1):
         super().__init__()
         self.moved, self.map = moved, nn.Linear(tokens * D, D)
 
     def forward(self, x):
         return self.map(self.moved(x))
-
-
-class Moving(nn.Module):
-    """Tokens that are left out or repeated."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.function, self.map = function, nn.Linear(D, D)
-
-    def forward(self, x):
-        return self.map(self.function(x))
 
 
 JOINING = {
@@ -61,9 +51,9 @@ JOINING = {
     "transposed convolution": lambda: Along(nn.ConvTranspose1d(D, D, 4, stride=2, padding=1)),
 }
 MOVING = {
-    "every second token": lambda: Moving(lambda x: x[:, ::2]),
-    "the last tokens": lambda: Moving(lambda x: x[:, 3:]),
-    "each token twice": lambda: Moving(lambda x: x.repeat_interleave(2, 1)),
+    "every second token": lambda: Merging(lambda x: x[:, ::2]),
+    "the last tokens": lambda: Merging(lambda x: x[:, 3:]),
+    "each token twice": lambda: Merging(lambda x: x.repeat_interleave(2, 1)),
     "transposed convolution of blocks": lambda: Along(nn.ConvTranspose1d(D, D, 2, stride=2)),
 }
 
@@ -184,6 +174,10 @@ def test_patches_of_an_image_are_joined_where_they_are_merged(merged):
     assert mixing == (("2",) if merged else ())
 
 
+def to_image(x):
+    return x.mT.unflatten(2, [int(x.shape[1] ** 0.5)] * 2)
+
+
 class OfAnImage(nn.Module):
     """A convolution that reads (B, D, P, P), of states (B, N, D) or so themselves."""
 
@@ -192,14 +186,7 @@ class OfAnImage(nn.Module):
         self.map, self.is_flat = nn.Sequential(nn.Conv2d(D, D, *sizes, **settings)), is_flat
 
     def forward(self, x):
-        side = int(x.shape[1] ** 0.5)
-        return self.map(x.mT.unflatten(2, (side, side)) if self.is_flat else x).flatten(2).mT
-
-
-class ToImage(nn.Module):
-    def forward(self, x):
-        side = int(x.shape[1] ** 0.5)
-        return x.mT.unflatten(2, (side, side))
+        return self.map(to_image(x) if self.is_flat else x).flatten(2).mT
 
 
 @pytest.mark.parametrize("is_flat", [False, True])
@@ -207,7 +194,7 @@ class ToImage(nn.Module):
 def test_overlapping_patches_are_joined_behind_attention_and_a_convolution(stride, is_flat):
     """As in PVT and SegFormer."""
     near, patches = OfAnImage(3, padding=1), OfAnImage(3, stride, 1, is_flat=is_flat)
-    parts = Patches(), Sequence(Attention(by_kernel), near), *[ToImage()] * (not is_flat), patches
+    parts = Patches(), Sequence(Attention(by_kernel), near), *[Of(to_image)] * (not is_flat), patches
     module = drawn(nn.Sequential(*parts, Sequence(Attention(by_kernel))))
     mixing = record(module, random("images", B, 3, 32, 32)).reading.mixing
     assert {name.removesuffix(".map.0") for name in mixing} == {"1.parts.1", f"{len(parts) - 1}"}

@@ -16,6 +16,7 @@ from networks_of_others import (
     D,
     H,
     N,
+    Of,
     Sequence,
     by_kernel,
     drawn,
@@ -646,15 +647,6 @@ def test_maps_that_all_tokens_make_are_factors_and_named(before):
     assert tape.reading.mixing == (f"parts.{before}",)
 
 
-class Of(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
-
-
 MIXED = {
     "less their mean": lambda x: x - x.mean(1, keepdim=True),
     "over their deviation": lambda x: x / (1 + x.var(1, keepdim=True)).sqrt(),
@@ -674,13 +666,9 @@ def test_what_mixes_the_tokens_of_the_inputs_themselves_is_named(name):
     assert tape.paths().by_length == [1, 2]
 
 
-class NormOfAll(nn.Module):
-    def forward(self, x):
-        return F.layer_norm(x, x.shape[1:])
-
-
 def test_a_mean_of_all_tokens_is_named_although_it_changes_each_but_little():
-    module = drawn(Sequence(NormOfAll(), Attention(by_kernel)))
+    norm_of_all = Of(lambda x: F.layer_norm(x, x.shape[1:]))
+    module = drawn(Sequence(norm_of_all, Attention(by_kernel)))
     assert record(module, states("apart", 2 * N)).reading.mixing == ("parts.0",)
 
 

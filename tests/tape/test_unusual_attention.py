@@ -17,7 +17,9 @@ from networks_of_others import (
     D,
     H,
     N,
+    Of,
     Sequence,
+    SequenceFirst,
     by_kernel,
     drawn,
     heads_of,
@@ -39,13 +41,6 @@ from rankbench.tape.reading import Axes
 from rankbench.tape.tags import Role, Verdict
 
 # --- tokens mixed by something that is no attention, between two layers of attention ---------------------------------
-
-
-class TokenMean(nn.Module):
-    """The mean of the tokens."""
-
-    def forward(self, x):
-        return x.mean(1, keepdim=True)
 
 
 class TokenMap(nn.Module):
@@ -146,7 +141,7 @@ def between(*mixers):
 # module(), numbers of paths by length, tokens, and how `Held` reads it: its weights, and the modules whose results it
 # holds
 DESIGNS = {
-    "mean of the tokens": (lambda: between(TokenMean()), TWO, N, "softmax", ()),
+    "mean of the tokens": (lambda: between(Of(lambda x: x.mean(1, keepdim=True))), TWO, N, "softmax", ()),
     "token map": (lambda: between(TokenMap()), TWO, N, "softmax", ()),
     "gated token map": (lambda: between(TokenMap(gated=True), TokenMap()), THREE, N, "softmax", ()),
     "wide convolution": (lambda: between(wide_convolution(), MLP()), THREE, N, "softmax", ()),
@@ -467,18 +462,10 @@ def test_rows_that_share_their_weights_have_heads_however_they_are_written():
     assert_same_paths(one, other, x, TWO)
 
 
-class TokensFirst(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.part = Sequence(Attention(by_kernel), MLP())
-
-    def forward(self, x):
-        return self.part(x.transpose(0, 1)).transpose(0, 1)
-
-
 @pytest.mark.parametrize(("sequences", "tokens"), [(1, 4), (1, 7), (2, 2), (7, 7), (16, 3)])
 def test_tokens_first_are_tokens_whatever_the_sizes(sequences, tokens):
-    found = read_module(drawn(TokensFirst()), Example((random("tokens first", tokens, sequences, D),)))
+    module = drawn(SequenceFirst(Sequence(Attention(by_kernel), MLP())))
+    found = read_module(module, Example((random("tokens first", tokens, sequences, D),)))
     assert found.axes == Axes(1, (0,)) and found.example.num_sequences == sequences
 
 
@@ -730,16 +717,12 @@ class DecayedScan(Attention):
 def test_a_scan_is_read_alike_before_and_behind_the_softmax_of_experts():
     """Of states that are known by their value alone, behind a function without a rule."""
 
-    class ByValue(nn.Module):
-        def forward(self, x):
-            return torch.sinc(x)
-
     class Scaled(Sparse):
         def forward(self, x):
             return self.router(x).softmax(-1)[..., :1] * self.experts[0](x)
 
     def layers(number):
-        return [part for _ in range(number) for part in (ByValue(), DecayedScan(), Scaled(None, 1))]
+        return [part for _ in range(number) for part in (Of(torch.sinc), DecayedScan(), Scaled(None, 1))]
 
     calls = read(drawn(Sequence(*layers(2), Attention(written_out))), (states(),)).calls
     assert [(call.kind, call.lead.heads) for call in calls] == [("softmax", H)]
