@@ -96,10 +96,8 @@ def _links(
     made = torch.rand(first.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)[None] + 1
     values = {first: Slots(0, by_head(made.to(like), lead.numbers(first.shape[:-2]), lead.heads))}
     for node in nodes:
-        is_joined, parents = (
-            any(x in joined for x in node.parents),
-            [values.get(x) if isinstance(x, Node) else None for x in node.parents],
-        )
+        is_joined = any(x in joined for x in node.parents)
+        parents = [values.get(x) if isinstance(x, Node) else None for x in node.parents]
         if not is_joined and not any(parents):
             continue
         if isinstance(node.step, Mixed):

@@ -4,13 +4,12 @@ apart and come out, or are attended to, as one. Only passes in which either of t
 from collections.abc import Sequence
 from math import prod
 
-import torch
 from torch import Tensor
 
 from rankbench.tape.mixing import axes_of, places_in
 from rankbench.tape.probe import Touched
 from rankbench.tape.tags import Visit
-from rankbench.tape.touch import is_partly, touched_at
+from rankbench.tape.touch import is_partly, most_touched, touched_at
 
 Places = dict[Visit, tuple[tuple[int, ...], int]]  # by submodule: a number of its state, and the axis of its tokens
 
@@ -85,7 +84,7 @@ def _place_in(run: Visit, touched: Touched) -> tuple[tuple[int, ...], int] | Non
     makes_fewer = run in touched.base.passages and _makes_fewer(run, touched, tokens)
     if not makes_fewer and all(call.num_keys >= size for call in touched.inside(run)):
         return None
-    return tuple(int(at) for at in torch.unravel_index((new - old).abs().nan_to_num().argmax(), old.shape)), tokens[-1]
+    return most_touched(new, old), tokens[-1]
 
 
 def _by_submodules(touched: Touched, beside: Touched) -> list[str]:

@@ -113,20 +113,11 @@ class Plain(Recorder):
     def __torch_function__(self, func: Callable, types: tuple, args: tuple = (), kwargs: dict | None = None) -> Any:
         before = self.num_calls
         result = super().__torch_function__(func, types, args, kwargs)
-        made = tensors_in(result)
-        if self.num_calls > before and any((tag := self.tags.get(y)) and tag.counted for y in made):
+        made = tensors_in(result) if self.num_calls > before else []
+        if any((tag := self.tags.get(y)) and tag.counted for y in made):
             self.compares([x for x in tensors_in([args, kwargs]) if x.is_floating_point()], made)
-        x = result if isinstance(result, Tensor) else next(iter(tensors_in(result)), None)
-        is_made = "empty" not in self.call.function  # else whatever was in memory
-        if (
-            self.has_sizes
-            and self.num_calls > before
-            and is_made
-            and x is not None
-            and x.is_floating_point()
-            and x.layout == torch.strided
-            and not x.is_nested
-        ):
+        has_size = self.has_sizes and made and "empty" not in self.call.function  # else whatever was in memory
+        if has_size and (x := made[0]).is_floating_point() and x.layout == torch.strided and not x.is_nested:
             numbers = x.detach().nan_to_num()
             size = torch.linalg.vector_norm(numbers, 1, dtype=torch.float64)
             self.sizes.append(Size(self.call, numbers.sum(dtype=torch.float64), size, torch.finfo(x.dtype).eps))

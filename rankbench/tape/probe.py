@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rankbench.config.keys import ConfigError
 from rankbench.tape.checking import Candidate, Checking, unreadable
+from rankbench.tape.following import first_state
 from rankbench.tape.marks import Way
 from rankbench.tape.plain import Changed, Kept, Plain, first_of
 from rankbench.tape.reading import Factor, ReadCall
@@ -30,6 +31,7 @@ from rankbench.tape.touch import (
     is_spread,
     is_zero,
     lead_of,
+    most_touched,
     moves_with,
     of_all_heads,
     of_one_window,
@@ -86,7 +88,7 @@ class Touched(Checking):
     def enter(self, run: Visit, x: Tensor) -> None:
         """Where something that is no attention has carried the touch to all tokens, give the state that of the first
         pass, with a change at the one number that was touched most; also where it is to be narrowed to one number."""
-        old = next((old for old in self.base.entered.get(run, ()) if old.is_floating_point()), None)
+        old = first_state(self.base.entered.get(run, ()))
         if run in self.narrowed and old is not None and x.shape == old.shape:
             x.data.copy_(old)
             self._touch(x.data, self.narrowed[run])
@@ -97,7 +99,7 @@ class Touched(Checking):
         self.entered_at = [touched_at(x, old, axis) for axis in (0, 1)]
         if not self._is_mixed(x, old):
             return
-        at = tuple(int(index) for index in torch.unravel_index((x - old).abs().nan_to_num().argmax(), x.shape))
+        at = most_touched(x, old)
         x.data.copy_(old)
         self._touch(x.data, at)
         self.begun_anew[run] = None
@@ -128,8 +130,10 @@ class Touched(Checking):
                 if verdict is None and product.sides[side] is not None and may_mix:
                     verdict = self._attention(product, old, key, side, only_sure=True)
         if verdict is None:
-            is_softmax = self._is_softmax(product)  # a router's weights, say
-            verdict = Verdict(Role.FACTOR) if is_softmax else self._scores(product, old, key)
+            made_p = product.tensors[product.by_tags.side]
+            is_softmax = product.is_kernel or self.tag(made_p).level == Level.SOFTMAX  # a router's weights, say
+            is_factor = product.by_tags.role == Role.ATTENTION and is_softmax
+            verdict = Verdict(Role.FACTOR) if is_factor else self._scores(product, old, key)
         self.roles[key] = verdict
         return verdict
 
@@ -160,12 +164,6 @@ class Touched(Checking):
         # one of the two may be tokens that no input reaches
         fits = [not at or is_part or x.shape[-2] == 1 for at, is_part, x in zip(touched, partly, new, strict=True)]
         return Verdict(Role.SCORES if all(fits) else Role.FACTOR)
-
-    def _is_softmax(self, product: Product) -> bool:
-        """Whether a softmax made what tags take for weights."""
-        return product.by_tags.role == Role.ATTENTION and (
-            product.is_kernel or self.tag(product.tensors[product.by_tags.side]).level == Level.SOFTMAX
-        )
 
     def _attention(self, product: Product, old: Kept, key: Site, side: int, only_sure: bool = False) -> Verdict | None:
         """Attention, if the summed axis holds tokens; None if not. only_sure: if the touch shows it."""

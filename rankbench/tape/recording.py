@@ -78,15 +78,13 @@ class Seen:
         return lambda x: function(x, *others, **kwargs)
 
     def tag(self, x: Any) -> Tag:
-        """`Recorder.tag`."""
         return self.recorder.tag(x)
 
     def value_only(self, tags: Sequence[Tag], level: Level = Level.OTHER) -> Tag:
-        """`Recorder.value_only` of the call."""
         return self.recorder.value_only(self.call, tags, level)
 
     def node(self, parents: Parents, step: Step, frozen: str | None = None, reads: Reads = (), shape=None) -> Node:
-        """`Recorder.node` of the call, with the shape of its result unless another is given."""
+        """A node of the recorder, with the shape of the call's result unless another is given."""
         shape = self.result.shape if shape is None else shape
         return self.recorder.node(self.call, parents, step, shape, frozen, reads)
 
@@ -181,18 +179,15 @@ class Recorder(TorchFunctionMode):
                 self.set_tag(tensor, Tag(Kind.WEIGHT))
         for tensor in tensors_in([args, kwargs]):
             self.set_tag(tensor, Tag(Kind.ACTIVATION if tensor.is_floating_point() else Kind.CONSTANT))
-            if tensor.is_floating_point():
-                if self.begin == "inputs":
-                    self._begin(tensor)
-                    self.begun.add(tensor.untyped_storage().data_ptr())
-            elif tensor.numel():
+            if tensor.is_floating_point() and self.begin == "inputs":
+                self._begin(tensor)
+                self.begun.add(tensor.untyped_storage().data_ptr())
+            elif not tensor.is_floating_point() and tensor.numel():
                 self.tokens.add(tensor)
 
     @contextmanager
     def _named_modules(self) -> Iterator[None]:
-        names = {}
-        if isinstance(self.module, nn.Module):
-            names = {id(module): name for name, module in self.module.named_modules()}
+        names = {id(x): name for name, x in self.module.named_modules()} if isinstance(self.module, nn.Module) else {}
         if self.begin not in (None, "inputs", *names.values()):
             raise ConfigError(f"begin={self.begin}: no such submodule; allowed: inputs, {', '.join(names.values())}")
 
@@ -292,16 +287,10 @@ class Recorder(TorchFunctionMode):
         held = [(x, version(x)) for x in (*parents, *reads) if isinstance(x, Tensor)]
         return Node(self.num_nodes, call, parents, step, shape, frozen, held)
 
-    def parent(self, x: Any, like: Tensor) -> Node | Tensor:
-        """The parent of a node for this argument: its own node, or a constant tensor."""
-        is_tensor = isinstance(x, Tensor)
-        return self.tag(x).node or x if is_tensor else torch.as_tensor(x, dtype=like.dtype, device=like.device)
-
     def value_only(self, call: Call, tags: Sequence[Tag], level: Level = Level.OTHER) -> Tag:
         """The tag of a result that is known only by its value."""
-        opaque = next((tag.opaque for tag in tags if tag.opaque is not None), None)
-        if opaque is None and any(tag.node is not None for tag in tags):
-            opaque = call
+        first = call if any(tag.node is not None for tag in tags) else None
+        opaque = next((tag.opaque for tag in tags if tag.opaque is not None), first)
         made = combined(tags)
         made.level, made.opaque, made.mixes = max(level, made.level), opaque, any(tag.mixes for tag in tags)
         return made

@@ -97,11 +97,13 @@ def version(x: Tensor) -> int:
     return 0 if x.is_inference() else x._version
 
 
-def nodes_of(target: Node) -> list[Node]:
-    """The nodes that the target depends on, itself included, in the order of their calls.
+def nodes_of(target: Node | Tensor) -> list[Node]:
+    """The nodes that the target depends on, itself included, in the order of their calls; none of a constant.
 
     ConfigError if a tensor that one of them froze was changed in place afterwards.
     """
+    if not isinstance(target, Node):
+        return []
     nodes, waiting = {target}, [target]
     while waiting:
         for parent in waiting.pop().parents:

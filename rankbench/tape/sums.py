@@ -169,7 +169,7 @@ class Tape:
         sweeps = self._sweeps(value_biases)
         if not isinstance(target, Node) and self.begin is None:
             return Sums(target[None], None, state, [], 0.0)
-        nodes = nodes_of(target) if isinstance(target, Node) else []
+        nodes = nodes_of(target)
         return self._sums(sweeps, [sweep.run(nodes) for sweep in sweeps], nodes, state, refuse)
 
     def _sums(
@@ -232,7 +232,7 @@ class Tape:
     def constant(self, states: str | None, output: Callable | None = None) -> tuple[Tensor | None, Tensor | None]:
         """The parts of the last states and of the output that depend on no input: biases, shifts, positions, carried on
         by the frozen network. For a tape with begin="inputs"."""
-        whole, _ = self._target(None, output)
+        whole, _ = self._found(None, output)
         node, _ = self._states(states, whole)
         parts: dict[Node | Tensor | None, Tensor | None] = {}
         for target in (whole, node):
@@ -257,14 +257,14 @@ class Tape:
         A path is the sequence of heads that it passes: routes that differ in a skip or an MLP are one path. Where
         nothing joins the heads of a call before the next, each leads to its own alone.
         """
-        target, _ = self._target(upto, output)
-        return paths_of(nodes_of(target) if isinstance(target, Node) else [], self._counted_as, self.reading)
+        target, _ = self._found(upto, output)
+        return paths_of(nodes_of(target), self._counted_as, self.reading)
 
     def through_heads(self, upto: Upto = None, output: Callable | None = None) -> Iterator[ThroughHeads]:
         """For each attention call on the way to the output, the paths through its heads: one replay of H rows per
         call. Calls that have one P are one."""
-        target, _ = self._target(upto, output)
-        nodes = nodes_of(target) if isinstance(target, Node) else []
+        target, _ = self._found(upto, output)
+        nodes = nodes_of(target)
         whole = Replay(shift=0, constants=self.begin is None)
         keys = {node: self._counted_as(node) for node in nodes if isinstance(node.step, Mixed)}
         last = {key: node for node, key in keys.items()}

@@ -36,6 +36,11 @@ def _changes(new: Tensor, old: Tensor, axis: int) -> Tensor:
     return (new - old).abs().nan_to_num().movedim(axis, 0).reshape(new.shape[axis], -1).amax(1)
 
 
+def most_touched(new: Tensor, old: Tensor) -> tuple[int, ...]:
+    """The place of the number that differs most."""
+    return tuple(int(at) for at in torch.unravel_index((new - old).abs().nan_to_num().argmax(), old.shape))
+
+
 def touched_keys(new: Tensor, old: Tensor) -> list[int]:
     """The keys that are touched; all of them if the others are zero, as outputs of experts that leave a token out."""
     at, rows = touched_at(new, old, -2), old[changed_numbers(new, old).flatten(-2).any(-1)]

@@ -110,15 +110,11 @@ def _fused(seen: Seen) -> Tag | None:
     reads = [q, k, mask]
     weights, logits = (partial(function, q, k, mask, scale) for function in (weights_of, logits_of))
     side = Weighted(lambda q, k, v, mask=None: weights_of(q, k, mask, scale), lambda *given: given[2], unchanged)
-    if _is_factor(seen, (q, k, v, *([] if mask is None else [mask])), side):
+    tensors = (q, k, v) if mask is None else (q, k, v, mask)
+    product = Product(seen, tensors, (side,), Verdict(Role.ATTENTION), lambda q, k, *_: (q, k), is_kernel=True)
+    if seen.recorder.verdict(product).role == Role.FACTOR:
         return frozen_weights(seen, weights, v, unchanged, unchanged)
     return weighted_values(seen, weights, v, unchanged, unchanged, (q, k), logits, reads, grouped)
-
-
-def _is_factor(seen: Seen, tensors: tuple[Tensor, ...], side: Weighted) -> bool:
-    """Whether a call of one of torch's attention functions mixes something other than tokens."""
-    product = Product(seen, tensors, (side,), Verdict(Role.ATTENTION), lambda q, k, *_: (q, k), is_kernel=True)
-    return seen.recorder.verdict(product).role == Role.FACTOR
 
 
 def frozen_weights(seen: Seen, weights: Lazy, v: Tensor, to_values: Move, back: Move) -> Tag:

@@ -251,7 +251,8 @@ def _add(seen: Seen) -> Tag | None:
         return replace(tag, form="log_softmax") if is_log else tag
     tag = replace(combined(tags), unshifted=unshifted, pairs=pairs)
     if any(tag.node is not None for tag in tags):
-        parents = tuple(seen.recorder.parent(x, seen.result) for x in terms)
+        constants = (x if isinstance(x, Tensor) else seen.result.new_tensor(x) for x in terms)
+        parents = tuple(tag.node or x for tag, x in zip(tags, constants, strict=True))
         tag.node = seen.node(parents, Sum(seen.result.dtype, factors))
         tag.level = min(each.level for each in tags if each.has_paths)  # a state, to which gated numbers are added
     for base, x, other, factor in ((tags[0], terms[1], tags[1], factors[1]), (tags[1], terms[0], tags[0], factors[0])):
