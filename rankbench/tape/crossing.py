@@ -52,10 +52,9 @@ def _flat(new: Tensor, old: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 def _of_other_inputs(touched: Touched) -> set:
     """The calls of which an input touches queries and no keys, and none touches a query and its own token among the
     keys, when each of several inputs is touched alone."""
-    numbers = [number for number, mark in enumerate(touched.marks) if mark is not None]
     own, apart = set(), set()
-    for number in numbers if touched.way.scale and len(numbers) > 1 else ():
-        others = frozenset(numbers) - {number}
+    for number in touched.marks if touched.way.scale and len(touched.marks) > 1 else ():
+        others = frozenset(touched.marks) - {number}
         alone = touched.another(touched.way._replace(left_out=touched.way.left_out | others), {})
         if alone is None:
             return set()

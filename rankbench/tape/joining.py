@@ -37,7 +37,7 @@ def joined(touched: Touched) -> list[str]:
 def _may_join(touched: Touched) -> bool:
     """Whether tokens get fewer, or are turned, on the way through the network."""
     sizes = {size for call in touched.calls for size in (call.num_queries, call.num_keys)}
-    marks = [mark for mark in touched.marks if mark is not None and len(mark.shape) < 4]
+    marks = [mark for mark in touched.marks.values() if len(mark.shape) < 4]
     turned = [
         each.entered[0].dim() == each.left.dim() and each.entered[0].shape[1:-1] != each.left.shape[1:-1]
         for each in touched.base.passages.values()
@@ -52,8 +52,8 @@ def _beside(touched: Touched) -> list[Touched]:
         other = touched.another(touched.way._replace(beside=step * touched.width_of_token), touched.own_rows)
         if other is None:
             continue
-        pairs = [x for x in zip(touched.marks, other.marks, strict=True) if x[0] is not None and len(x[0].at) > 1]
-        if pairs and all(one != another for one, another in pairs):
+        moving = {number: mark for number, mark in touched.marks.items() if len(mark.at) > 1}
+        if moving and all(mark != other.marks.get(number) for number, mark in moving.items()):
             passes.append(other)
     return passes
 

@@ -296,7 +296,7 @@ class Touched(Checking):
         if key in self.own_rows:  # of the pass beside this one
             return (self.own_rows[key] + (1 if self.way.beside > 0 else -1)) % size
         if queries == []:
-            marks = [mark for mark in self.marks if mark is not None]
+            marks = self.marks.values()
             row = next((row for row in range(size) if not any(mark.axes_of([row], size) for mark in marks)), 0)
         else:
             row = moving[-1] if queries is None and is_partly(moving, size) else size - 1

@@ -101,7 +101,8 @@ def _touch(plain: Plain) -> tuple[Touched, Plain]:
         return touched, spreading if way.scale else plain
 
     ways = [Way(TOUCH), Way(TOUCH / 100), Way(0.0)]  # 0: what the tags say
-    if left_out := without_tokens(tensors_in([*plain.arguments])):
+    inputs = tensors_in([*plain.arguments])
+    if left_out := without_tokens(inputs):
         ways.insert(0, Way(TOUCH, left_out=left_out))
     best, most = None, -1
     while ways:
@@ -124,11 +125,11 @@ def _touch(plain: Plain) -> tuple[Touched, Plain]:
             break
         if not (way.early or way.left_out):
             ways.insert(0, way._replace(early=True))
-            if not arrived and not way.exchanged and touched.marks:  # pixels, one-hot floats, numbers that are rounded
-                ways.insert(1, Way(way.scale, frozenset(range(len(touched.marks)))))
+            if not arrived and not way.exchanged and inputs:  # pixels, one-hot floats, numbers that are rounded
+                ways.insert(1, Way(way.scale, frozenset(range(len(inputs)))))
     assert best is not None  # without a touch nothing changes
     touched = best[0]
-    if not touched.way.scale or not any(mark and mark.has_features and len(mark.shape) == 3 for mark in touched.marks):
+    if not touched.way.scale or not any(mark.has_features and len(mark.shape) == 3 for mark in touched.marks.values()):
         return best
     try:  # the touch of one number misses what other numbers do, and may stand at one feature as at one token
         passes = touched_in(touched.way._replace(rows=True))
@@ -266,8 +267,8 @@ def _sequences(spreading: Touching) -> dict[int, int]:
     results = zip(_results(spreading.base), _results(spreading), strict=False)
     for pairs in (states, [(old, new) for (_, old), (_, new) in results]):
         alike = [(new, old) for old, new in pairs if new.shape == old.shape]
-        for number, mark in enumerate(spreading.marks):
-            found = {mark.sequences_in(*each) for each in alike} - {None} if mark is not None else set()
+        for number, mark in spreading.marks.items():
+            found = {mark.sequences_in(*each) for each in alike} - {None}
             if len(found) == 1 and (axis := found.pop()) is not None:
                 known[number] = axis
     return known
@@ -345,7 +346,7 @@ def _output(old: Result, new: Result, spread: Result, touched: Touched, is_submo
 def _is_apart(before: Tensor, reached: Tensor, batch: int, touched: Touched) -> bool:
     """Whether the touch of one sequence reaches no other, where all inputs have an axis of them."""
     number, size = touched.sequence
-    marks = {index: mark for index, mark in enumerate(touched.marks) if mark is not None}
+    marks = touched.marks
     axes = {index: touched.axes_of_input(index).batch for index in marks}
     if before.shape[batch] != size or any(axis is None or marks[at].shape[axis] != size for at, axis in axes.items()):
         return True  # an input that all sequences share, say

@@ -26,7 +26,7 @@ class Touching(Plain):
     def __init__(self, base: Plain, way: Way, sequences: Mapping[int, int] = MappingProxyType({})) -> None:
         super().__init__(base.module, base.submodule)
         self.base, self.way, self.sequences = base, way, sequences
-        self.marks: list[Mark | None] = []  # of each input
+        self.marks: dict[int, Mark] = {}  # of the inputs that are touched, by number
         self.data: set[int] = set()  # inputs that are touched, or would be
         self.copied: set[int] = set()  # inputs of tokens of which an embedding looked up a copy, or a part
         self.places: dict[int, int] = {}  # of token inputs: number by place in memory
@@ -37,39 +37,36 @@ class Touching(Plain):
     def prepared(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         self.given = [args, kwargs]
         for number, x in enumerate(tensors_in(self.given)):
-            self.marks.append(None)
             if not x.numel() or not x.dim():
                 continue
-            at = place_of(x.shape, sum(mark is not None for mark in self.marks), self.way)
+            at = place_of(x.shape, len(self.marks), self.way)
             is_data = x.is_floating_point() and not is_mask(x)
             if is_data and number in self.way.left_out:
                 self.data.add(number)
             elif number in self.way.exchanged:
                 x[at] = another(x, at)
-                self.marks[-1] = self.marked(number, x.shape, at, False)
+                self._mark(number, x.shape, at, False)
             elif is_data:
                 at = at[:2] if self.way.rows and x.dim() == 3 else at
                 self._touch(x, at)
-                self.marks[-1] = self.marked(number, x.shape, at, True)
+                self._mark(number, x.shape, at, True)
             elif not x.is_floating_point() and x.dtype != torch.bool:
                 self.places[x.untyped_storage().data_ptr()] = number
         return args, kwargs
 
-    def marked(self, number: int, shape: Sequence[int], at: tuple[int, ...], has_features: bool) -> Mark:
-        """Where the input of this number is touched."""
+    def _mark(self, number: int, shape: Sequence[int], at: tuple[int, ...], has_features: bool) -> None:
         self.data.add(number)
-        return Mark(tuple(shape), at, has_features, self.sequences.get(number))
+        self.marks[number] = Mark(tuple(shape), at, has_features, self.sequences.get(number))
 
     @property
     def unseen(self) -> frozenset[int]:
         """Inputs that may be tokens, of which no embedding was seen: they are copied before, say. Where another input
         has two axes, one number for each sequence is no token, but its length or class."""
-        leaves = tensors_in(self.given)
-        most = max((len(mark.shape) for mark in self.marks if mark is not None), default=0)
+        most = max((len(mark.shape) for mark in self.marks.values()), default=0)
         return frozenset(
             number
-            for number, (x, mark) in enumerate(zip(leaves, self.marks, strict=True))
-            if (mark is None or number in self.copied) and is_tokens(x) and not x.dim() == 1 < most
+            for number, x in enumerate(tensors_in(self.given))
+            if (number not in self.marks or number in self.copied) and is_tokens(x) and not x.dim() == 1 < most
         )
 
     def _touch(self, x: Tensor, at: tuple) -> None:
@@ -94,10 +91,9 @@ class Touching(Plain):
             if x.data_ptr() != given.data_ptr() or result.shape[:-1] != x.shape or not (is_turned or is_given):
                 self.copied.add(index)
             else:
-                number = sum(mark is not None for mark in self.marks[:index])
-                at = place_of(given.shape, number, self.way)
+                at = place_of(given.shape, sum(number < index for number in self.marks), self.way)
                 self._touch(result, at[::-1] if is_turned else at)
-                self.marks[index] = self.marked(index, given.shape, at, False)
+                self._mark(index, given.shape, at, False)
         return tag
 
     # --- where the touched tokens are found again --------------------------------------------------------------------
@@ -106,10 +102,9 @@ class Touching(Plain):
         """Number of the only input that is touched at the same token; None if there is none, or several."""
         if not 0 < len(at) < size:
             return None
-        marks = {number: mark for number, mark in enumerate(self.marks) if mark is not None}
-        axes_of = {number: mark.axes_of(at, size) for number, mark in marks.items()}
+        axes_of = {number: mark.axes_of(at, size) for number, mark in self.marks.items()}
         fits = [number for number, axes in axes_of.items() if axes and self.token_axes.get(number, axes[0]) in axes]
-        exact = {number: axes for number in fits if (axes := marks[number].exact_axes_of(at, size))}
+        exact = {number: axes for number in fits if (axes := self.marks[number].exact_axes_of(at, size))}
         for number, axes in exact.items():
             if len(axes) == 1:
                 self.token_axes.setdefault(number, axes[0])
@@ -124,28 +119,27 @@ class Touching(Plain):
 
     def places_of(self, shape: Sequence[int], axis: int) -> list[int]:
         """Where inputs of tokens of this shape are touched along an axis, if they are; of the turned one, too."""
-        marks = [mark for mark in self.marks if mark is not None and axis < min(2, len(mark.shape))]
+        marks = [mark for mark in self.marks.values() if axis < min(2, len(mark.shape))]
         places = [mark.at[axis] for mark in marks if mark.shape == tuple(shape)]
         return places + [mark.at[1 - axis] for mark in marks if mark.shape == tuple(shape)[::-1]]
 
     @property
     def sequence(self) -> tuple[int, int]:
         """Which of how many sequences is touched."""
-        for number, mark in enumerate(self.marks):
-            if mark is not None:
-                batch = self.axes_of_input(number).batch
-                batch = 0 if batch is None else batch
-                return mark.at[batch], mark.shape[batch]
-        return 0, 0
+        if not self.marks:
+            return 0, 0
+        number = min(self.marks)
+        mark, batch = self.marks[number], self.axes_of_input(number).batch or 0
+        return mark.at[batch], mark.shape[batch]
 
     @property
     def width_of_token(self) -> int:
         """Of images, how many pixels side by side make a token, if these form a square; else 1."""
-        if not self.calls or all(mark is None or len(mark.shape) < 4 for mark in self.marks):
+        if not self.calls or all(len(mark.shape) < 4 for mark in self.marks.values()):
             return 1
         read = next((x for run in reversed(self.calls[0].runs) for x in self.entered.get(run, ())), None)
         number = 1 if read is None else read.numel() // (read.shape[-1] * self.sequence[1])
-        return max(1, max(mark.shape[-1] for mark in self.marks if mark is not None) // max(1, math.isqrt(number)))
+        return max(1, max(mark.shape[-1] for mark in self.marks.values()) // max(1, math.isqrt(number)))
 
     def leaves_rows(self, call: ReadCall) -> bool:
         """Whether P has more leading indices than heads of all sequences: windows, or heads that the touch missed."""
@@ -153,12 +147,12 @@ class Touching(Plain):
 
     def may_be_of_features(self, call: ReadCall) -> bool:
         """Whether the keys of a call may be features or groups of them, of which the first alone is touched."""
-        widths = [mark.shape[2] for mark in self.marks if mark is not None and mark.at[2:] == (0,)]
+        widths = [mark.shape[2] for mark in self.marks.values() if mark.at[2:] == (0,)]
         return call.touched == (0,) and any(width % call.num_keys == 0 for width in widths)
 
     def axes_of_input(self, number: int) -> Axes:
         """The axis of tokens of an input: that along which attention calls saw its touch."""
-        mark = self.marks[number]
+        mark = self.marks.get(number)
         if mark is None:
             return Axes(self.sequences.get(number), ())
         if len(mark.shape) > 3:
@@ -174,7 +168,7 @@ class Touching(Plain):
     def holds_one_token(self, leads: Tensor) -> bool:
         """Whether the touched leading indices are those of one touched token of each input, and of its sequence, apart
         or flattened."""
-        marks = [mark for mark in self.marks if mark is not None and len(mark.shape) < 4]
+        marks = [mark for mark in self.marks.values() if len(mark.shape) < 4]
         places = {place for mark in marks for place in zip(mark.at[:2], mark.shape, strict=False)}
         places |= {(call.touched_queries[-1], call.num_queries) for call in self.calls if call.touched_queries}
         number, count = self.sequence
