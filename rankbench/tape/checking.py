@@ -71,13 +71,15 @@ class Checking(Choosing):
         self.scored_by: dict[int, Site | None] = {}  # of attention calls: their product of queries and keys
 
     def _check_heads(self, candidate: Candidate, in_window: bool) -> None:
-        """ConfigError for heads that are no axis of P (they share it, or stand among its queries), and for windows of
-        what may be a convolution."""
+        """ConfigError for heads that are no axis of P (they share it, or stand among its queries), for windows of what
+        may be a convolution, and for values without a touch that the other side of the weights multiplies."""
         call, is_kernel, tag = candidate.product.seen.call, candidate.product.is_kernel, candidate.tag
         shape, v = candidate.p.shape, candidate.v
-        moving = _rows_that_move(candidate)
-        if not (candidate.at or is_kernel):
-            _check_side(call, candidate.p0)
+        if not (candidate.at or is_kernel) and have_unit_sums(candidate.p0.mT) and not have_unit_sums(candidate.p0):
+            raise ConfigError(
+                f"{call}: multiplies attention weights from the side of their queries, and nothing shows whether that "
+                "makes weights again; multiply the values by the weights first"
+            )
         if in_window and not (tag.mixes or tag.pairs):
             raise ConfigError(
                 f"{call}: weighs windows of tokens with weights that no product of queries and keys made, "
@@ -88,6 +90,7 @@ class Checking(Choosing):
                 f"{call}: one P of shape {tuple(shape)} for all values of shape {tuple(v.shape)}; write "
                 "these side by side, as the values of one head"
             )
+        moving = _rows_that_move(candidate)
         if moving.shape[-1] > 1 and moving.flatten(0, -2).any(0).all() and self.holds_one_token(moving.any(-1)):
             raise ConfigError(
                 f"{call}: all queries of P of shape {tuple(shape)} are of one token, as where heads stand "
@@ -152,15 +155,6 @@ def _misses(found: Tensor, rows: list[int], touched: list[list[int]]) -> int:
     (columns,) = (other for other in touched if other is not rows)
     wanted[rows] = wanted[:, [column for column in columns if column < found.shape[-1]]] = True
     return int((found ^ wanted).sum())
-
-
-def _check_side(call: Call, p: Tensor) -> None:
-    """ConfigError for values that show no touch and that the other side of the weights multiplies."""
-    if have_unit_sums(p.mT) and not have_unit_sums(p):
-        raise ConfigError(
-            f"{call}: multiplies attention weights from the side of their queries, and nothing shows whether that "
-            "makes weights again; multiply the values by the weights first"
-        )
 
 
 def unreadable(call: Call) -> ConfigError:

@@ -113,18 +113,17 @@ def _fused(seen: Seen) -> Tag | None:
     tensors = (q, k, v) if mask is None else (q, k, v, mask)
     product = Product(seen, tensors, (side,), Verdict(Role.ATTENTION), lambda q, k, *_: (q, k), is_kernel=True)
     if seen.recorder.verdict(product).role == Role.FACTOR:
-        return frozen_weights(seen, weights, v, unchanged, unchanged)
+        return frozen_weights(seen, weights, v)
     return weighted_values(seen, weights, v, unchanged, unchanged, (q, k), logits, reads, grouped)
 
 
-def frozen_weights(seen: Seen, weights: Lazy, v: Tensor, to_values: Move, back: Move) -> Tag:
+def frozen_weights(seen: Seen, weights: Lazy, v: Tensor) -> Tag:
     """The tag of P v where P is a frozen factor like any other, and no head."""
     p = weights()
 
     def mixed(x: Tensor) -> Tensor:
-        values = to_values(x)
-        groups = 1 if values.ndim < 3 else p.shape[-3] // values.shape[-3]
-        return back(p @ (values if groups == 1 else values.repeat_interleave(groups, -3)))
+        groups = 1 if x.ndim < 3 else p.shape[-3] // x.shape[-3]
+        return p @ (x if groups == 1 else x.repeat_interleave(groups, -3))
 
     return through(seen, [v], mixed, reads=[p])
 
