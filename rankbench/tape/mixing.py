@@ -44,7 +44,7 @@ def axes_of(touched: Touched, new: Tensor, old: Tensor, run: Visit | None = None
 
 def mixing(touched: Touched, joined: Sequence[str] = ()) -> tuple[str, ...]:
     """The innermost submodules that mix tokens by something that is no attention: the touch leaves them at more tokens
-    than it entered, although attention puts it back to one. joined: those of `rankbench.tape.joining`."""
+    than it entered, although attention puts it back to one. joined: those of `joining` and `holding`."""
     plain, found = touched.base, []
     for run, (entered, left, _) in plain.passages.items():
         other = touched.passages.get(run)
@@ -72,7 +72,7 @@ def mixing(touched: Touched, joined: Sequence[str] = ()) -> tuple[str, ...]:
     found += filter(None, joined)
     # in front of a submodule with attention; one token is not mixed
     begun = [run for run in touched.begun_anew if all(1 not in x.shape[:2] for x in plain.entered[run])]
-    around = [_around(run, plain) for run in begun]
+    around = [enclosing(run, plain) for run in begun]
     found += [other.name for other in around if other is not None and _enters_at_some(other, touched)]
     if begun and not found:
         found.append("the module itself" if around[0] is None else around[0].name)
@@ -82,7 +82,7 @@ def mixing(touched: Touched, joined: Sequence[str] = ()) -> tuple[str, ...]:
     return tuple(name for name in names if not any(inner.startswith(f"{name}.") for inner in names))
 
 
-def _around(run: Visit, plain: Plain) -> Visit | None:
+def enclosing(run: Visit, plain: Plain) -> Visit | None:
     """The run of the submodule that holds this one; None in the module itself."""
     name = run.name
     while name := name.rpartition(".")[0]:

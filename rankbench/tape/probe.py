@@ -61,6 +61,8 @@ class Touched(Checking):
         self.of_depth: dict[int, list[tuple[ReadCall, Tensor, tuple]]] = {}
         self.begun_anew: dict[Visit, None] = {}  # submodules where the touch of a mixed state begins anew
         self.own_rows: dict[Site, int] = {}  # where queries that no input reaches are touched
+        self.queries_held: dict[Site, set[int]] = {}  # of attention calls: touched queries, also of the result
+        self.values_held: dict[Site, Tensor] = {}  # which of their values are touched, (*lead, M)
         self.narrowed: Mapping[Visit, tuple[int, ...]] = {}  # submodules whose state is touched at this number alone
         self.entered_at: list[list[int]] = []  # indices along the first axes at which a submodule's state was touched
 
@@ -192,6 +194,7 @@ class Touched(Checking):
         of_blocks = self._blocks(candidate)
         if of_blocks is not None and v.dim() == p.dim():  # heads may choose their queries
             of_blocks = {axis: at_axis for axis, at_axis in of_blocks.items() if not are_heads(v, v0, axis)}
+        self.queries_held[key], self.values_held[key] = {row, *(queries or ())}, changed.any(-1)
         is_unknown = bool(in_window) and not of_blocks  # which window is the touched token's own
         to_touch = of_one_window(leads, p, p0, self.entered_at) if is_unknown else in_blocks(leads, of_blocks or {})
         shape = *p.shape[:-1], v.shape[-1]

@@ -27,6 +27,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path
 from rankbench.config.keys import ConfigError
 from rankbench.tape.calls import name_of_module, tensors_in
 from rankbench.tape.crossing import told_apart
+from rankbench.tape.holding import changed_though_held
 from rankbench.tape.joining import joined
 from rankbench.tape.marks import Way, without_tokens
 from rankbench.tape.mixing import axes_of, mixing
@@ -50,8 +51,9 @@ def read(
 ) -> Reading:
     """Read a module on these arguments, of two or more sequences if possible, in four passes.
 
-    More passes show what joins tokens where these get fewer, and which of several inputs keys are made of. submodule:
-    one whose result is wanted as an output, too. ConfigError if the module differs from call to call.
+    More passes show what joins tokens where these get fewer, which of several inputs keys are made of, and what mixes
+    tokens that the touch misses. submodule: one whose result is wanted as an output, too. ConfigError if the module
+    differs from call to call.
     """
     kwargs = dict(kwargs)
     plain, again = Plain(module, submodule), Plain(module, submodule)
@@ -83,7 +85,7 @@ def read(
     outputs = [_output(*of_passes, touched, number >= num_returned) for number, of_passes in enumerate(results)]
     return Reading(
         touched.roles, _named_alike(module, touched.calls), tuple(touched.factors), inputs, tuple(outputs), states,
-        tuple(plain.uncovered), mixing(touched, joined(touched)),
+        tuple(plain.uncovered), mixing(touched, joined(touched) + changed_though_held(touched)),
     )  # fmt: skip
 
 

@@ -89,7 +89,8 @@ def changed_at(new: Tensor, old: Tensor, axis: int) -> list[int]:
     if not new.numel() or new.shape != old.shape:
         return []
     change = _changes(new, old, axis)
-    return (change > ROUNDING * torch.finfo(old.dtype).eps * old.abs().nan_to_num().max()).nonzero()[:, 0].tolist()
+    least = ROUNDING * torch.finfo(old.dtype).eps * old.abs().nan_to_num().max()
+    return (change > least).nonzero()[:, 0].cpu().tolist()
 
 
 def is_partly(at: Sequence[int], size: int) -> bool:

@@ -88,6 +88,59 @@ def test_tokens_looked_up_in_a_table_of_states_are_named():
     )
 
 
+def of_largest_norm(x):
+    return x.norm(dim=-1).argmax(-1)
+
+
+# to all tokens the same is added, or by it all are divided, and the touched token is none of those that decide it
+OF_FEW = {
+    "largest norm": lambda x: x + x[torch.arange(B), of_largest_norm(x)][:, None],
+    "largest norm, gathered": lambda x: x + x.gather(1, of_largest_norm(x)[:, None, None].expand(-1, -1, D)),
+    "largest norm, by a product": lambda x: x + F.one_hot(of_largest_norm(x), T).to(x.dtype)[:, None] @ x,
+    "two of the least first numbers": lambda x: (
+        x + x.gather(1, x[..., 0].argsort(-1)[:, :2, None].expand(-1, -1, D)).mean(1, keepdim=True)
+    ),
+    "over the largest norm": lambda x: x / x.norm(dim=-1, keepdim=True).amax(1, keepdim=True),
+    "first": lambda x: x + x[:, :1],
+}
+
+
+class InFront(Attention):
+    """Attention to what a function makes of the tokens."""
+
+    def __init__(self, function):
+        super().__init__(by_kernel)
+        self.function = function
+
+    def forward(self, x):
+        return super().forward(self.function(x))
+
+
+class Between(nn.Module):
+    """A function between two layers."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function, self.layers = function, nn.ModuleList(Sequence(Attention(by_kernel)) for _ in range(2))
+
+    def forward(self, x):
+        return self.layers[1](self.function(self.layers[0](x)))
+
+
+KINDS = {
+    "a part": (lambda f: Sequence(Attention(written_out), OfTokens(f), Attention(by_kernel)), "parts.1"),
+    "in front of attention": (lambda f: Sequence(Attention(written_out), InFront(f)), "parts.1"),
+    "between layers": (Between, "the module itself"),
+}
+
+
+@pytest.mark.parametrize("name", OF_FEW)
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_that_all_others_read_are_mixed_with_them(kind, name):
+    build, where = KINDS[kind]
+    assert record(drawn(build(OF_FEW[name])), states("apart", T)).reading.mixing == (where,)
+
+
 def farthest(x, number):
     """Indices of tokens far from one another, the first left out, (B, number)."""
     index, least = [torch.zeros(B, dtype=torch.long)], torch.full((B, T), torch.inf, dtype=x.dtype)

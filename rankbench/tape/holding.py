@@ -1,0 +1,169 @@
+"""A pass in which all tokens but the touched one change: where that changes, too, something other than attention has
+mixed them. It shows what reads tokens that the touch may miss, as the first one, or that of the largest norm."""
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rankbench.config.keys import ConfigError
+from rankbench.tape.calls import tensors_in
+from rankbench.tape.following import first_state
+from rankbench.tape.mixing import axes_of, enclosing
+from rankbench.tape.plain import Changed, Plain, first_of
+from rankbench.tape.probe import Touched
+from rankbench.tape.recording import Product
+from rankbench.tape.tags import Role, Verdict, Visit
+from rankbench.tape.touch import ROUNDING, changed_at, touched_at
+from rankbench.tape.touching import Touching
+
+
+class Held(NamedTuple):
+    """The tokens of a state that stay as they were: their axis, their indices, and the axis of sequences."""
+
+    axis: int
+    at: list[int]
+    batch: int | None
+
+    def all_changed(self, new: Tensor, old: Tensor, sequence: int) -> bool:
+        """Whether all of them differ in the touched sequence."""
+        if self.batch is not None:
+            new, old = (x.movedim(self.batch, 0)[sequence : sequence + 1].movedim(0, self.batch) for x in (new, old))
+        return {*self.at} <= {*changed_at(new, old, self.axis)}
+
+
+class Holding(Touching):
+    """Such a pass, compared with the plain one and the touched one. reached: submodules that read a state whose touched
+    tokens have changed, with those that ended before. attended: those in which attention
+    reads such values."""
+
+    def __init__(self, touched: Touched) -> None:
+        way = touched.way._replace(scale=touched.way.scale / 100)
+        if way.exchanged:  # which is no small change
+            inputs = tensors_in([*touched.base.arguments])
+            way = way._replace(exchanged=frozenset(), left_out=frozenset(range(len(inputs))))
+        super().__init__(touched.base, way)
+        self.touched = touched
+        self.reached: list[tuple[Visit, list[Visit]]] = []
+        self.attended: list[str] = []
+
+    def _touch(self, x: Tensor, at: tuple) -> None:
+        """Change an input, or its embeddings, at all tokens but the touched one."""
+        for number, mark in self.touched.marks.items():
+            axes = self.touched.axes_of_input(number).tokens
+            if mark.shape[:2] == x.shape[:2] and mark.at[:2] == at[:2] and len(axes) == 1:
+                self._change(x, axes[0], [at[axes[0]]])
+                return
+
+    def _change(self, x: Tensor, axis: int, held: Collection[int], deviation: Tensor | None = None) -> None:
+        """Add random numbers at all indices of an axis but some."""
+        noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(x)
+        noise.movedim(axis, 0)[[*held]] = 0
+        x += self.way.scale * (x.std() if deviation is None else deviation).nan_to_num(1.0) * noise
+
+    def enter(self, run: Visit, x: Tensor) -> None:
+        """Let all tokens of a state but the touched ones differ from the plain pass."""
+        old, new = (next(iter(each.entered.get(run, ())), None) for each in (self.base, self.touched))
+        if old is None or new is None or (held := held_in(self.touched, new, old, run)) is None:
+            return
+        if x.shape != old.shape or 0 in x.stride():
+            return
+        if held.all_changed(x, old, self.touched.sequence[0]):
+            self.reached.append((run, [*self.passages]))
+        x.data.copy_(old)
+        self._change(x.data, held.axis, held.at)
+
+    def verdict(self, product: Product) -> Verdict:
+        """As in the touched pass. Attention returns what it did in the plain one, changed at all other queries."""
+        key = self.key_of(product.seen)
+        role, side = self.touched.roles.get(key, Verdict(Role.FACTOR))
+        old = self.base.kept.get(key)
+        if old is None or [x.shape for x in old.tensors] != [x.shape for x in product.tensors]:
+            raise Changed(product.seen.call)
+        if role == Role.ATTENTION:
+            weighted, result = product.sides[side], first_of(product.seen.result)
+            assert weighted is not None  # as in the touched pass
+            p, v = weighted.weights(*product.tensors), weighted.values(*product.tensors)
+            if self._reads_one_state and self._are_changed(
+                v, weighted.values(*old.tensors), self.touched.values_held[key]
+            ):
+                self.attended.append(product.seen.call.module)
+            change = torch.zeros((*p.shape[:-1], v.shape[-1]), dtype=result.dtype, device=result.device)
+            self._change(change, -2, self.touched.queries_held[key], old.result.std())
+            result.copy_(old.result + weighted.back(change).reshape(result.shape))
+            if not product.is_kernel and 0 not in product.tensors[side].stride():
+                product.tensors[side].data.copy_(old.tensors[side])
+        return Verdict(role, side)
+
+    @property
+    def _reads_one_state(self) -> bool:
+        """Whether the submodule that runs reads one state, whose touched tokens stand still."""
+        read = next((read for run in reversed(self.stack) if (read := self.entered.get(run))), ())
+        return sum(x.is_floating_point() for x in read) < 2
+
+    def _are_changed(self, v: Tensor, old: Tensor, held: Tensor) -> bool:
+        """Whether all values of the touched tokens have changed, (*lead, M); no, if there are no other values."""
+        changes = (v - old).abs().nan_to_num().amax(-1)
+        is_changed = changes > ROUNDING * torch.finfo(old.dtype).eps * old.abs().nan_to_num().max()
+        return bool(held.any()) and not held.any(-1).eq(held.all(-1)).all() and bool(is_changed[held].all())
+
+
+def held_in(touched: Touched, new: Tensor, old: Tensor, run: Visit | None) -> Held | None:
+    """The touched tokens of a state; None if not known. run: the submodule that reads or makes it."""
+    if not old.is_floating_point() or new.shape != old.shape or old.dim() != 3:
+        return None
+    axes = axes_of(touched, new, old, run)
+    if axes is None or len(axes.tokens) != 1:
+        return None
+    (axis,) = axes.tokens
+    at = touched_at(new, old, axis)
+    return Held(axis, at, axes.batch) if 0 < len(at) < old.shape[axis] else None
+
+
+def changed_though_held(touched: Touched) -> list[str]:
+    """The submodules that change the touched tokens when all others change; "" is the module itself."""
+    if not (touched.way.scale and touched.calls and len(touched.marks) == 1):  # of several inputs each holds others
+        return []
+    holding, plain = Holding(touched), touched.base
+    try:
+        holding.passed(*plain.arguments)
+    except (Changed, ConfigError):
+        return []
+    found = {run.name: None for run in plain.passages if _is_changed(run, holding)}
+    for run, ended in holding.reached:
+        outer = enclosing(run, plain)
+        found |= _between("" if outer is None else outer.name, ended, found, touched)
+    if _is_changed(None, holding):
+        found |= _between("", [*plain.passages], found, touched)
+    return [*found | dict.fromkeys(holding.attended)]
+
+
+def _between(outer: str, ended: Sequence[Visit], found: Collection[str], touched: Touched) -> dict[str, None]:
+    """The submodule that ended last in an outer one, if the touch does not show which tokens its result holds; else the
+    outer one, if none that was found is inside."""
+    inside = [run for run in ended if run.name.startswith(f"{outer}." if outer else "")]
+    if inside and _held_by(inside[-1], touched) is None:
+        return {inside[-1].name: None}
+    return {} if any(name.startswith(f"{outer}." if outer else "") for name in found) else {outer: None}
+
+
+def _held_by(run: Visit | None, touched: Touched) -> Held | None:
+    """The touched tokens of what a submodule, or None for the module, returned."""
+    new, old = _left(touched, run), _left(touched.base, run)
+    return None if new is None or old is None else held_in(touched, new, old, run)
+
+
+def _left(of_pass: Plain, run: Visit | None) -> Tensor | None:
+    if run is None:
+        return first_state(of_pass.output)
+    return of_pass.passages[run].left if run in of_pass.passages else None
+
+
+def _is_changed(run: Visit | None, holding: Holding) -> bool:
+    """Whether all touched tokens of what it returned have changed."""
+    touched = holding.touched
+    new, old, held = _left(holding, run), _left(touched.base, run), _held_by(run, touched)
+    if new is None or old is None or held is None or new.shape != old.shape:
+        return False
+    return held.all_changed(new, old, touched.sequence[0])
