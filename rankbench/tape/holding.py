@@ -1,7 +1,7 @@
 """A pass in which all tokens but the touched one change: where that changes, too, something other than attention has
 mixed them. It shows what reads tokens that the touch may miss, as the first one, or that of the largest norm."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import NamedTuple
 
 import torch
@@ -15,28 +15,32 @@ from rankbench.tape.plain import Changed, Plain, first_of
 from rankbench.tape.probe import Touched
 from rankbench.tape.recording import Product
 from rankbench.tape.tags import Role, Verdict, Visit
-from rankbench.tape.touch import ROUNDING, changed_at, touched_at
+from rankbench.tape.touch import ROUNDING, changed_numbers, touched_at
 from rankbench.tape.touching import Touching
 
 
 class Held(NamedTuple):
-    """The tokens of a state that stay as they were: their axis, their indices, and the axis of sequences."""
+    """The tokens of a state that stay as they were: the axis of tokens and that of features, the indices of the held
+    tokens, and which of the tokens of all sequences they are."""
 
     axis: int
+    features: int
     at: list[int]
-    batch: int | None
+    tokens: Tensor
 
-    def all_changed(self, new: Tensor, old: Tensor, sequence: int) -> bool:
-        """Whether all of them differ in the touched sequence."""
-        if self.batch is not None:
-            new, old = (x.movedim(self.batch, 0)[sequence : sequence + 1].movedim(0, self.batch) for x in (new, old))
-        return {*self.at} <= {*changed_at(new, old, self.axis)}
+    def all_changed(self, new: Tensor, old: Tensor) -> bool:
+        """Whether all of them differ between two states of one shape by more than rounding."""
+        change = (new - old).abs().nan_to_num().amax(self.features)
+        return bool((change > ROUNDING * torch.finfo(old.dtype).eps * old.abs().nan_to_num().max())[self.tokens].all())
+
+    def are_among(self, other: "Held") -> bool:
+        """Whether the held tokens of another state are these, or more."""
+        return self.tokens.shape == other.tokens.shape and not (self.tokens & ~other.tokens).any()
 
 
 class Holding(Touching):
     """Such a pass, compared with the plain one and the touched one. reached: submodules that read a state whose touched
-    tokens have changed, with those that ended before. attended: those in which attention
-    reads such values."""
+    tokens have changed. attended: those in which attention reads such values."""
 
     def __init__(self, touched: Touched) -> None:
         way = touched.way._replace(scale=touched.way.scale / 100)
@@ -45,7 +49,7 @@ class Holding(Touching):
             way = way._replace(exchanged=frozenset(), left_out=frozenset(range(len(inputs))))
         super().__init__(touched.base, way)
         self.touched = touched
-        self.reached: list[tuple[Visit, list[Visit]]] = []
+        self.reached: list[Visit] = []
         self.attended: list[str] = []
 
     def _touch(self, x: Tensor, at: tuple) -> None:
@@ -69,8 +73,8 @@ class Holding(Touching):
             return
         if x.shape != old.shape or 0 in x.stride():
             return
-        if held.all_changed(x, old, self.touched.sequence[0]):
-            self.reached.append((run, [*self.passages]))
+        if held.all_changed(x, old):
+            self.reached.append(run)
         x.data.copy_(old)
         self._change(x.data, held.axis, held.at)
 
@@ -116,9 +120,12 @@ def held_in(touched: Touched, new: Tensor, old: Tensor, run: Visit | None) -> He
     axes = axes_of(touched, new, old, run)
     if axes is None or len(axes.tokens) != 1:
         return None
-    (axis,) = axes.tokens
-    at = touched_at(new, old, axis)
-    return Held(axis, at, axes.batch) if 0 < len(at) < old.shape[axis] else None
+    (axis,), at = axes.tokens, touched_at(new, old, *axes.tokens)
+    # where no axis counts sequences, as of windows of tokens, features are last
+    features = 2 if axes.batch is None else 3 - axis - axes.batch
+    if features == axis or not 0 < len(at) < old.shape[axis]:
+        return None
+    return Held(axis, features, at, changed_numbers(new, old).any(features))
 
 
 def changed_though_held(touched: Touched) -> list[str]:
@@ -131,21 +138,11 @@ def changed_though_held(touched: Touched) -> list[str]:
     except (Changed, ConfigError):
         return []
     found = {run.name: None for run in plain.passages if _is_changed(run, holding)}
-    for run, ended in holding.reached:
-        outer = enclosing(run, plain)
-        found |= _between("" if outer is None else outer.name, ended, found, touched)
+    outer = [enclosing(run, plain) for run in holding.reached]
+    found |= {"" if run is None else run.name: None for run in outer}
     if _is_changed(None, holding):
-        found |= _between("", [*plain.passages], found, touched)
+        found[""] = None
     return [*found | dict.fromkeys(holding.attended)]
-
-
-def _between(outer: str, ended: Sequence[Visit], found: Collection[str], touched: Touched) -> dict[str, None]:
-    """The submodule that ended last in an outer one, if the touch does not show which tokens its result holds; else the
-    outer one, if none that was found is inside."""
-    inside = [run for run in ended if run.name.startswith(f"{outer}." if outer else "")]
-    if inside and _held_by(inside[-1], touched) is None:
-        return {inside[-1].name: None}
-    return {} if any(name.startswith(f"{outer}." if outer else "") for name in found) else {outer: None}
 
 
 def _held_by(run: Visit | None, touched: Touched) -> Held | None:
@@ -161,9 +158,14 @@ def _left(of_pass: Plain, run: Visit | None) -> Tensor | None:
 
 
 def _is_changed(run: Visit | None, holding: Holding) -> bool:
-    """Whether all touched tokens of what it returned have changed."""
-    touched = holding.touched
-    new, old, held = _left(holding, run), _left(touched.base, run), _held_by(run, touched)
-    if new is None or old is None or held is None or new.shape != old.shape:
+    """Whether all touched tokens of what it returned have changed, although it reads these tokens unchanged."""
+    touched, plain = holding.touched, holding.base
+    new, old, held = _left(holding, run), _left(plain, run), _held_by(run, touched)
+    if new is None or old is None or held is None or new.shape != old.shape or not held.all_changed(new, old):
         return False
-    return held.all_changed(new, old, touched.sequence[0])
+    read = () if run is None else zip(holding.entered[run], plain.entered[run], touched.entered[run], strict=True)
+    for x, x0, x_touched in read:
+        at = held_in(touched, x_touched, x0, run)
+        if x0.is_floating_point() and (at is None or not held.are_among(at) or at.all_changed(x, x0)):
+            return False
+    return True

@@ -89,8 +89,7 @@ def changed_at(new: Tensor, old: Tensor, axis: int) -> list[int]:
     if not new.numel() or new.shape != old.shape:
         return []
     change = _changes(new, old, axis)
-    least = ROUNDING * torch.finfo(old.dtype).eps * old.abs().nan_to_num().max()
-    return (change > least).nonzero()[:, 0].cpu().tolist()
+    return (change > ROUNDING * torch.finfo(old.dtype).eps * old.abs().nan_to_num().max()).nonzero()[:, 0].tolist()
 
 
 def is_partly(at: Sequence[int], size: int) -> bool:

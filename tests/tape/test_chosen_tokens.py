@@ -141,6 +141,21 @@ def test_tokens_that_all_others_read_are_mixed_with_them(kind, name):
     assert record(drawn(build(OF_FEW[name])), states("apart", T)).reading.mixing == (where,)
 
 
+class InWindows(nn.Module):
+    """Attention within windows of N tokens, each a sequence of its own, which a submodule reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = Attention(by_kernel)
+
+    def forward(self, x):
+        return x + self.inner(x.reshape(-1, N, D)).view_as(x)
+
+
+def test_windows_beside_the_touched_one_are_not_mixed_with_it():
+    assert record(drawn(Sequence(InWindows(), InWindows())), states("apart", T)).reading.mixing == ()
+
+
 def farthest(x, number):
     """Indices of tokens far from one another, the first left out, (B, number)."""
     index, least = [torch.zeros(B, dtype=torch.long)], torch.full((B, T), torch.inf, dtype=x.dtype)
