@@ -15,7 +15,7 @@ from rankbench.tape.plain import Changed, Plain, first_of
 from rankbench.tape.probe import Touched
 from rankbench.tape.recording import Product
 from rankbench.tape.tags import Role, Verdict, Visit
-from rankbench.tape.touch import ROUNDING, changed_numbers, touched_at
+from rankbench.tape.touch import beyond_rounding, changed_numbers, touched_at
 from rankbench.tape.touching import Touching
 
 
@@ -31,7 +31,7 @@ class Held(NamedTuple):
     def all_changed(self, new: Tensor, old: Tensor) -> bool:
         """Whether all of them differ between two states of one shape by more than rounding."""
         change = (new - old).abs().nan_to_num().amax(self.features)
-        return bool((change > ROUNDING * torch.finfo(old.dtype).eps * old.abs().nan_to_num().max())[self.tokens].all())
+        return bool(beyond_rounding(change, old)[self.tokens].all())
 
     def are_among(self, other: "Held") -> bool:
         """Whether the held tokens of another state are these, or more."""
@@ -108,8 +108,7 @@ class Holding(Touching):
 
     def _are_changed(self, v: Tensor, old: Tensor, held: Tensor) -> bool:
         """Whether all values of the touched tokens have changed, (*lead, M); no, if there are no other values."""
-        changes = (v - old).abs().nan_to_num().amax(-1)
-        is_changed = changes > ROUNDING * torch.finfo(old.dtype).eps * old.abs().nan_to_num().max()
+        is_changed = beyond_rounding((v - old).abs().nan_to_num().amax(-1), old)
         return bool(held.any()) and not held.any(-1).eq(held.all(-1)).all() and bool(is_changed[held].all())
 
 

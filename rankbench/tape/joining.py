@@ -67,7 +67,8 @@ def _narrowed(touched: Touched, places: Places) -> list[tuple[Touched, Touched]]
             index = min(max(0, at[axis] + step), touched.base.entered[run][0].shape[axis] - 1)
             narrowed[run] = (*at[:axis], index, *at[axis + 1 :])
         other = touched.another(touched.way, touched.own_rows, narrowed)
-        passes += [] if other is None else [other]
+        if other is not None:
+            passes.append(other)
     return [(passes[0], other) for other in passes[1:]]
 
 

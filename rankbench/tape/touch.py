@@ -88,8 +88,12 @@ def changed_at(new: Tensor, old: Tensor, axis: int) -> list[int]:
     """Indices along an axis at which the tensors differ by more than rounding."""
     if not new.numel() or new.shape != old.shape:
         return []
-    change = _changes(new, old, axis)
-    return (change > ROUNDING * torch.finfo(old.dtype).eps * old.abs().nan_to_num().max()).nonzero()[:, 0].tolist()
+    return beyond_rounding(_changes(new, old, axis), old).nonzero()[:, 0].tolist()
+
+
+def beyond_rounding(change: Tensor, old: Tensor) -> Tensor:
+    """Which changes of a state are more than rounding."""
+    return change > ROUNDING * torch.finfo(old.dtype).eps * old.abs().nan_to_num().max()
 
 
 def is_partly(at: Sequence[int], size: int) -> bool:
