@@ -20,10 +20,9 @@ def draw_benchmarks(table: pd.DataFrame, goals: dict[str, tuple[str, tuple[str, 
         for device, rows in table[table.column == column].groupby("device")
         for panel in _panels(rows, meaning if device == "cpu" else f"{meaning}, {device}", goal)
     ]
-    num_rows = -(-len(panels) // 2)
-    figure = empty_figure(2 * panel_size()[0], (panel_size()[1] + 0.3) * num_rows)
-    grid = figure.subplots(num_rows, 2, squeeze=False)
-    for axes, (heading, (bound, goal), rows) in zip(grid.flat, panels, strict=False):
+    figure = empty_figure(2 * panel_size()[0], panel_size()[1] * len(panels))
+    grid = figure.subplots(len(panels), squeeze=False)
+    for axes, (heading, (bound, goal), rows) in zip(grid.flat, panels, strict=True):
         runs = {date: number for number, date in enumerate(sorted(rows.date.unique()))}
         for number, (name, of_case) in enumerate(rows.groupby("name", sort=False)):
             x = of_case.date.map(runs) + 0.05 * number
@@ -36,10 +35,8 @@ def draw_benchmarks(table: pd.DataFrame, goals: dict[str, tuple[str, tuple[str, 
         axes.set_xlabel("recorded run (month-day, time)")
         axes.set_xlim(-0.5, len(runs) - 0.3)
         axes.set_xticks(range(len(runs)), [date[5:] for date in runs], rotation=30, ha="right")
-        axes.legend()
+        axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
         axes.set_ylim(0, 1.05 * max(goal, rows["median"].max(), rows.largest.max()))
-    for unused in grid.flat[len(panels) :]:
-        unused.remove()
     return figure
 
 
