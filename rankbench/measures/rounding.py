@@ -35,6 +35,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rankbench.measures.attention_matrices import Rows, per_queries, shares
@@ -72,6 +73,8 @@ class RandomRounding(TorchDispatchMode):
     longer than the operations themselves.
     """
 
+    supports_higher_order_operators = True  # torch's name for those whose arguments are functions, as of flex_attention
+
     def __init__(self, generator: torch.Generator) -> None:
         super().__init__()
         self.generator = generator  # on the CPU
@@ -84,7 +87,10 @@ class RandomRounding(TorchDispatchMode):
         return False  # nothing here is compiled, and what torch would wrap around each operation imports the compiler
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        kwargs, family = kwargs or {}, operation.overloadpacket
+        kwargs = kwargs or {}
+        if isinstance(operation, HigherOrderOperator):
+            return self._round_(operation(*self._rounded(args), **kwargs))
+        family = operation.overloadpacket
         if "out" in kwargs:  # the same operation without `out`, whose result is then stored there
             with self:
                 result = family(*args, **{name: value for name, value in kwargs.items() if name != "out"})

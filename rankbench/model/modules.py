@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
 from rankbench.config import plugins
 from rankbench.config.keys import ConfigError, closest
 from rankbench.model.kinds import NO_KINDS, Kinds
-from rankbench.tape.calls import without_fast_path
+from rankbench.tape.calls import as_python
 
 TARGETS = "targets"  # name of the tensor, in a file of inputs, against which the output is scored
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
@@ -156,7 +156,7 @@ class Example:
     def run(self, module: Callable) -> Any:
         """What a module returns for copies of the arguments, which it may change."""
         args, kwargs = tree_map_only(Tensor, Tensor.clone, (self.args, dict(self.kwargs)))
-        with without_fast_path():
+        with as_python():
             return module(*args, **kwargs)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "Example":

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from torch.utils._pytree import tree_map_only
 
-from rankbench.tape.calls import uncompiled
+from rankbench.tape.calls import as_python
 
 DICTS, SEQUENCES = (dict, OrderedDict, defaultdict, Counter), (list, deque)  # a subclass may refuse to be filled again
 
@@ -34,7 +34,7 @@ def undisturbed(model: nn.Module, hooks: bool = False, cloned: Iterable[nn.Param
         stack.callback(random.setstate, random.getstate())
         stack.callback(np.random.set_state, np.random.get_state())
         stack.enter_context(torch.autocast(tensors[0].device.type, enabled=False))
-        stack.enter_context(uncompiled())
+        stack.enter_context(as_python())
         attributes = [vars(module) for module in modules]
         held = [*attributes, *(value for values in attributes for value in values.values())]
         for value in [*held, *_forward_hooks(None)]:

@@ -1,8 +1,9 @@
 """torch's functions: their names, what kind of call each is, and the tensors in their arguments."""
 
 import sys
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import Any
 
@@ -20,6 +21,8 @@ COPIES |= {"setitem"}
 # Calls that describe a tensor, without reading or making numbers.
 DESCRIBES = {"shape", "dtype", "device", "ndim", "size", "dim", "stride", "numel", "is_contiguous", "is_nested"}
 DESCRIBES |= {"is_floating_point", "is_complex"}
+# Modules without which nothing is compiled.
+COMPILES = {"torch._dynamo", "torch.nn.attention.flex_attention"}
 ALIASES = {
     **dict.fromkeys(("__add__", "__radd__", "__iadd__"), "add"),
     **dict.fromkeys(("__sub__", "__isub__", "subtract"), "sub"),
@@ -104,13 +107,27 @@ def refuse_unreadable(module: Callable) -> None:
             raise ConfigError(f"{name}: a lazy module has no weights before its first run; run it once")
 
 
-def refuse_unseen(call: object, given: list[Tensor]) -> None:
-    """ConfigError for a call that runs within torch.func, torch.autocast or torch.inference_mode."""
-    if any(torch._C._functorch.is_functorch_wrapped_tensor(x) for x in given):
+def is_over_indices(call: object, given: list[Tensor], is_of_activations: Callable[[Tensor], bool]) -> bool:
+    """Whether a call runs within torch.vmap over whole numbers and truth values that no activation made, as where
+    flex_attention makes a mask of indices; ConfigError if it runs within torch.func on other numbers."""
+    if not any(map(torch._C._functorch.is_functorch_wrapped_tensor, given)):
+        return False
+    if any(x.is_floating_point() or is_of_activations(_unwrapped(x)) for x in given):
         raise ConfigError(
-            f"{call}: runs within torch.func (vmap, grad) or flex_attention, unseen by the tape; write it without, for "
-            "all sequences at once"
+            f"{call}: runs within torch.func (vmap, grad), unseen by the tape; write it without, for all sequences at "
+            "once"
         )
+    return True
+
+
+def _unwrapped(x: Tensor) -> Tensor:
+    while torch._C._functorch.is_functorch_wrapped_tensor(x):
+        x = torch._C._functorch.get_unwrapped(x)
+    return x
+
+
+def refuse_unseen(call: object, given: list[Tensor]) -> None:
+    """ConfigError for a call that runs within torch.autocast or torch.inference_mode, or on nested tensors."""
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
         raise ConfigError(f"{call}: runs within torch.autocast, whose casts the tape does not see; run it without")
     if any(x.is_nested for x in given):
@@ -124,18 +141,14 @@ def refuse_unseen(call: object, given: list[Tensor]) -> None:
 
 
 @contextmanager
-def without_fast_path() -> Iterator[None]:
-    """torch's encoder layers run their Python code inside, not a kernel that skips hooks and packs padded sequences."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
+def as_python() -> Iterator[None]:
+    """Python code runs inside in place of what would hide it: a kernel for torch's encoder layers, which skips hooks
+    and packs padded sequences, and what torch.compile compiles."""
+    with ExitStack() as stack:
+        stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
+        torch.backends.mha.set_fastpath_enabled(False)
+        if COMPILES & sys.modules.keys():  # importing the compiler takes a second
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+            stack.enter_context(warnings.catch_warnings())
+            warnings.filterwarnings("ignore", "flex_attention called without torch.compile")
         yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
-
-
-def uncompiled() -> AbstractContextManager:
-    """What torch.compile compiled runs as Python code inside; with torch 2.6 or later."""
-    if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):  # importing it takes a second
-        return torch.compiler.set_stance("force_eager")
-    return nullcontext()

@@ -25,6 +25,8 @@ from rankbench.config.keys import ConfigError
 from rankbench.tape.calls import (
     DESCRIBES,
     EXITS,
+    as_python,
+    is_over_indices,
     name_of,
     out_of_place,
     refuse_unreadable,
@@ -32,8 +34,6 @@ from rankbench.tape.calls import (
     set_item,
     share_memory,
     tensors_in,
-    uncompiled,
-    without_fast_path,
 )
 from rankbench.tape.following import TokenInputs, first_state
 from rankbench.tape.replay import Call, Node, Step, version
@@ -49,10 +49,8 @@ DEPENDS = "so its calls depend on the numbers of its inputs; give other inputs, 
 
 @dataclass
 class Seen:
-    """A call with its arguments and its result.
-
-    function: the called function; if that changes its first argument, its twin that makes a new tensor.
-    """
+    """A call with its arguments and its result. function: the called one, or, if that changes its first argument, its
+    twin that makes a new tensor."""
 
     recorder: "Recorder"
     call: Call
@@ -156,7 +154,7 @@ class Recorder(TorchFunctionMode):
         with torch.inference_mode(False), torch.no_grad():
             args, kwargs = self.prepared(*tree_map_only(Tensor, Tensor.clone, (args, kwargs)))
             self._tag_inputs(args, kwargs)
-            with self._named_modules(), without_fast_path(), uncompiled(), self:
+            with self._named_modules(), as_python(), self:
                 output = self.module(*args, **kwargs)
         for key, verdict in (self.verdicts or {}).items():
             place = key.module, key.function
@@ -310,6 +308,8 @@ class Recorder(TorchFunctionMode):
         in_place = changes or bool(kwargs.get("inplace"))
         self.num_calls += 1
         call = self.call = Call(self.num_calls, full_name, self.where)
+        if is_over_indices(call, given, lambda x: self.tag(x).counted is not None):
+            return func(*args, **kwargs)
         refuse_unseen(call, given)
         tags = [self._tag_of_argument(call, x) for x in given]
         read = args

@@ -10,7 +10,7 @@ from rankbench.tape.rules.registry import RULES
 __all__ = ["COVERED", "RULES", "attention", "functions", "linear", "products", "written_out"]
 
 COVERED = (
-    "attention (scaled_dot_product_attention, multi_head_attention_forward, softmax(...) times v by matmul, bmm or "
-    "einsum), linear maps, convolutions, norms, elementwise activation functions, products of which one side is "
-    "frozen, sums, and calls that move numbers"
+    "attention (scaled_dot_product_attention, multi_head_attention_forward, flex_attention, softmax(...) times v by "
+    "matmul, bmm or einsum), linear maps, convolutions, norms, elementwise activation functions, products of which one "
+    "side is frozen, sums, and calls that move numbers"
 )

@@ -6,6 +6,7 @@ Shapes: B batch, H head, N query token, M key token, D width, K head width.
 import inspect
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -115,6 +116,34 @@ def _fused(seen: Seen) -> Tag | None:
     if seen.recorder.verdict(product).role == Role.FACTOR:
         return frozen_weights(seen, weights, v)
     return weighted_values(seen, weights, v, unchanged, unchanged, (q, k), logits, reads, grouped)
+
+
+@rule("flex_attention")
+def _flexible(seen: Seen) -> list[Tag]:
+    """torch's operator behind flex_attention: functions of indices change the scores and hide keys. Of the identity as
+    values it makes P, and with P the logarithms of its sums."""
+    others = [seen.value_only([seen.tag(x) for x in seen.args[:2]]) for _ in seen.result[1:]]
+    seen = replace(seen, result=seen.result[0])
+    q, k, v = seen.args[:3]
+    grouped = v.shape[-3] != q.shape[-3]
+
+    def whole(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        each_key = torch.eye(k.shape[-2], dtype=q.dtype, device=q.device).expand(*k.shape[:-1], -1)
+        p, logarithms, *_ = seen.function(q, k, each_key, *seen.args[3:], **seen.kwargs)
+        return p, logarithms
+
+    def logits() -> Tensor:
+        p, logarithms = whole(q.double(), k.double())
+        return p.log() + math.log(2) * logarithms[..., None]
+
+    p = whole(q, k)[0]  # at once: what its functions of indices read may change
+    side = Weighted(lambda q, k, v: whole(q, k)[0], lambda *given: given[2], unchanged)
+    product = Product(seen, (q, k, v), (side,), Verdict(Role.ATTENTION), lambda q, k, _: (q, k), is_kernel=True)
+    if seen.recorder.verdict(product).role == Role.FACTOR:
+        tag = frozen_weights(seen, lambda: p, v)
+    else:
+        tag = weighted_values(seen, lambda: p, v, unchanged, unchanged, (q, k), logits, [p], grouped)
+    return [tag, *others]
 
 
 def frozen_weights(seen: Seen, weights: Lazy, v: Tensor) -> Tag:
