@@ -10,7 +10,7 @@ from rankbench.config.keys import ConfigError
 from rankbench.config.schema import AnalyzeConfig
 
 # Keys that are for modules and checkpoints alone
-OF_OTHERS = ("inputs", "tokenizer", "special_tokens", "mask", "output", "layers", "token_axis")
+OF_OTHERS = ("inputs", "tokenizer", "tokens", "special_tokens", "masked", "mask", "output", "layers", "token_axis")
 
 
 def check(cfg: AnalyzeConfig, words: Sequence[str] = (), writes: bool = True) -> None:
@@ -53,7 +53,8 @@ def _check_words(cfg: AnalyzeConfig, words: Sequence[str]) -> None:
                 f"experiment={name}: measures a network that you give; use `{preset.command}`, or give run=<folder> or "
                 "model=<file.py>:<function>"
             )
-    named = [f"{name}={value}" for name in OF_OTHERS if (value := getattr(cfg, name)) is not None]
+    defaults = vars(AnalyzeConfig)
+    named = [f"{name}={getattr(cfg, name)}" for name in OF_OTHERS if getattr(cfg, name) != defaults[name]]
     if named and not (cfg.module or cfg.checkpoint):
         raise ConfigError(f"{named[0]}: says how to read a network that is not ours; leave it out")
     check_keys(cfg, words)

@@ -728,6 +728,8 @@ def test_cuda_where_there_is_none(tmp_path, monkeypatch):
         ("analysis=[dynamics]", ["analysis=dynamics: needs a training of ours; a fresh network does not fit"]),
         ("experiment=demo", ["experiment=demo: trains what it measures; use `rankbench train experiment=demo`"]),
         ("inputs=a.npy", ["inputs=a.npy: says how to read a network that is not ours; leave it out"]),
+        ("tokens=9", ["tokens=9: says how to read a network that is not ours; leave it out"]),
+        ("masked=.1", ["masked=0.1: says how to read a network that is not ours; leave it out"]),
         ("special_tokens=[0]", ["special_tokens=[0]: says how to read a network that is not ours; leave it out"]),
     ],
 )
