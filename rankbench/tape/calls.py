@@ -28,10 +28,11 @@ ALIASES = {
     **dict.fromkeys(("__sub__", "__isub__", "subtract"), "sub"),
     **dict.fromkeys(("__mul__", "__rmul__", "__imul__", "multiply"), "mul"),
     **dict.fromkeys(("__truediv__", "__itruediv__", "divide", "true_divide"), "div"),
-    **dict.fromkeys(("__matmul__", "bmm", "mm", "mv"), "matmul"),
+    **dict.fromkeys(("__matmul__", "bmm", "mm", "mv", "linalg_matmul"), "matmul"),
     **dict.fromkeys(("concat", "concatenate"), "cat"),
     **{"__rsub__": "rsub", "__rmatmul__": "rmatmul", "__neg__": "neg", "negative": "neg", "__pow__": "pow"},
     **{"__getitem__": "getitem", "__setitem__": "setitem", "clip": "clamp"},
+    **{"special_softmax": "softmax", "special_expit": "sigmoid"},
 }
 CHANGES_IN_PLACE = {"__iadd__", "__isub__", "__imul__", "__itruediv__", "__setitem__"}
 
