@@ -91,7 +91,7 @@ class Checking(Choosing):
                 "these side by side, as the values of one head"
             )
         moving = _rows_that_move(candidate)
-        if moving.shape[-1] > 1 and moving.flatten(0, -2).any(0).all() and self.holds_one_token(moving.any(-1)):
+        if moving.shape[-1] > 1 and moving[None].flatten(0, -2).any(0).all() and self.holds_one_token(moving.any(-1)):
             raise ConfigError(
                 f"{call}: all queries of P of shape {tuple(shape)} are of one token, as where heads stand "
                 "among the queries; give heads an axis of their own"
