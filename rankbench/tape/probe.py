@@ -19,6 +19,7 @@ from rankbench.tape.recording import Product
 from rankbench.tape.rules.products import have_unit_sums, unclear_axes
 from rankbench.tape.tags import Kind, Level, Role, Site, Tag, Verdict, Visit
 from rankbench.tape.touch import (
+    along,
     are_heads,
     are_rearranged,
     axes_that_share,
@@ -35,6 +36,7 @@ from rankbench.tape.touch import (
     moves_with,
     of_all_heads,
     of_one_window,
+    own_queries,
     paired_rows,
     put_back,
     reads_other_tokens,
@@ -61,6 +63,7 @@ class Touched(Checking):
         self.of_depth: dict[int, list[tuple[ReadCall, Tensor, tuple]]] = {}
         self.begun_anew: dict[Visit, None] = {}  # submodules where the touch of a mixed state begins anew
         self.own_rows: dict[Site, int] = {}  # where queries that no input reaches are touched
+        self.own_query: dict[Site, bool] = {}  # of calls of one query: whether it is touched, where its scores show it
         self.queries_held: dict[Site, set[int]] = {}  # of attention calls: touched queries, also of the result
         self.values_held: dict[Site, Tensor] = {}  # which of their values are touched, (*lead, M)
         self.narrowed: Mapping[Visit, tuple[int, ...]] = {}  # submodules whose state is touched at this number alone
@@ -191,8 +194,9 @@ class Touched(Checking):
         are_learned = not candidate.has_scores and not is_partly(changed_at(p, p0, -2), p.shape[-2])  # the queries
         reading = (paired_rows(*candidate.moving, at) or None) if queries is None else queries
         row = self._row(key, reading, touched_at(p, p0, -2), p.shape[-2])
-        of_blocks = self._blocks(candidate)
-        if of_blocks is not None and v.dim() == p.dim():  # heads may choose their queries
+        of_blocks = self._blocks(candidate, key)
+        is_own = self.own_query.get(key, False)
+        if of_blocks is not None and v.dim() == p.dim() and not is_own:  # heads may choose their queries
             of_blocks = {axis: at_axis for axis, at_axis in of_blocks.items() if not are_heads(v, v0, axis)}
         self.queries_held[key], self.values_held[key] = {row, *(queries or ())}, changed.any(-1)
         is_unknown = bool(in_window) and not of_blocks  # which window is the touched token's own
@@ -203,14 +207,15 @@ class Touched(Checking):
         made_p = product.tensors[side]
         if not product.is_kernel and 0 not in made_p.stride():  # what is divided by its sums only afterwards
             made_p.data.copy_(old.tensors[side])  # not a new version: P may be a part of all heads' P
-        leads = of_all_heads(leads, self.sequence) if p.shape[-2] == 1 else leads
+        leads = of_all_heads(leads, self.sequence) if p.shape[-2] == 1 and not is_own else leads
         lead = lead_of(changed, is_zero(v, v0, p), p, leads, at, of_blocks, self.sequence[1])
         lead = lead.without(axes_that_share(v, p), p.shape) if are_learned else lead
         inputs = self.input_of(at, p.shape[-1]), self.input_of(queries or (), p.shape[-2])
         tokens_of = self.inputs_of(at, p.shape[-1]), self.inputs_of(queries or (), p.shape[-2])
-        is_cross = None if in_window else reads_other_tokens(at, queries, p, tokens_of)
+        is_cross = None if in_window or is_own else reads_other_tokens(at, queries, p, tokens_of)
         logits = tag.logits
-        logits = lead.split(logits) if logits is not None and (logits.dim() == 4 or lead.flattened) else None
+        if logits is not None:
+            logits = lead.split(logits) if logits.dim() == p.dim() and (p.dim() == 4 or lead.flattened) else None
         call = ReadCall(
             key, seen.call, kind, is_sure, lead, tuple(p.shape), is_cross, *inputs,
             hidden_keys(lead.split(p0), logits, is_cross), self.depth + 1, tuple(self.stack),
@@ -343,11 +348,18 @@ class Touched(Checking):
         partly = [axis for axis in range(v.dim()) if is_partly(touched_at(v, v0, axis), v.shape[axis])]
         return all(v.shape[axis] == self.sequence[1] or len(touched_at(v, v0, axis)) > 1 for axis in partly)
 
-    def _blocks(self, candidate: Candidate) -> dict[int, list[int]] | None:
+    def _blocks(self, candidate: Candidate, key: Site) -> dict[int, list[int]] | None:
         """The touched indices along leading axes along which queries are touched in part; None: not known."""
-        tensors, side = candidate.product.tensors, candidate.side
+        tensors, side, (scores, scores0) = candidate.product.tensors, candidate.side, candidate.moving
         if candidate.queries is None:
-            return self.parts_of(tensors[side], tensors[1 - side], candidate.p.shape[:-1])
+            known = self.parts_of(tensors[side], tensors[1 - side], candidate.p.shape[:-1])
+            if known is not None or candidate.p.shape[-2] > 1 or scores is candidate.p:
+                return known
+            if (own := own_queries(scores, scores0, candidate.v, candidate.v0)) is None:
+                return None
+            self.own_query[key] = bool(own.any())
+            each = {axis: along(own, axis).nonzero()[:, 0].cpu().tolist() for axis in range(own.dim())}
+            return {axis: at for axis, at in each.items() if is_partly(at, own.shape[axis])} or None
         q, q0 = candidate.queries
         return touched_in_part(q, q0) if q.shape[:-1] == candidate.p.shape[:-1] and not torch.equal(q, q0) else None
 

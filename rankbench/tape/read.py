@@ -218,7 +218,8 @@ def _check_loops(touched: Touched) -> None:
     for one, other in itertools.permutations(touched.calls, 2):
         where = {(call.call.function, call.call.module, call.depth, len(call.shape)) for call in (one, other)}
         reached, left_out = (
-            call.touched if call.touched_queries is None else call.touched_queries for call in (one, other)
+            touched.own_query.get(call.key, call.touched) if call.touched_queries is None else call.touched_queries
+            for call in (one, other)
         )
         are_own = one.num_queries == one.num_keys and other.num_queries == other.num_keys
         # the same keys, or those of other sequences or segments

@@ -191,6 +191,15 @@ def touched_pairs(new: Tensor, old: Tensor) -> list[list[int]]:
     return [rows, columns] if are_few and not found.any() else []
 
 
+def own_queries(scores: Tensor, scores0: Tensor, v: Tensor, v0: Tensor) -> Tensor | None:
+    """Which leading indices of weights of one query are those of a touched query: its scores change at keys that are
+    not touched. None if the values, (*lead, M, K), have other axes than the scores, (*lead, 1, M)."""
+    keys = changed_numbers(v, v0).any(-1)
+    if keys.shape != scores.shape[:-2] + scores.shape[-1:]:
+        return None
+    return (changed_numbers(scores, scores0).squeeze(-2) & ~keys).any(-1)
+
+
 def of_all_heads(leads: Tensor, sequence: tuple[int, int]) -> Tensor:
     """The touched leading indices of weights of one query, as if all heads saw the touch, which may choose other keys.
     sequence: which of how many is touched. Of the other axes the longest is that of the queries."""

@@ -790,6 +790,63 @@ class RelativeValues(Attention):
         return self.out(joined(p @ v + torch.einsum("bhnm,nmk->bhnk", p, relative_NMK)))
 
 
+def of_edges(form):
+    """Keys and values that depend on the query, too, as where edges, or relative positions, are added to both."""
+
+    def mix(q, k, v, _):
+        edges_NMK = random("edges", N, N, D // H)
+        k, v = k[:, :, None] + edges_NMK, v[:, :, None] + edges_NMK
+        if form == "heads in the batch":
+            q, k, v = (x.flatten(0, 1) for x in (q, k, v))
+        if form == "einsum":
+            p = torch.einsum("bhnk,bhnmk->bhnm", q, k).softmax(-1)
+            return torch.einsum("bhnm,bhnmk->bhnk", p, v)
+        p = (q[..., None, :] * k).sum(-1).softmax(-1)
+        return (p[..., None] * v).sum(-2).view(B, H, N, -1)
+
+    return mix
+
+
+@pytest.mark.parametrize("form", ["einsum", "sum"])
+def test_values_of_each_query_have_the_heads_of_others(form):
+    module = drawn(Sequence(*[Attention(of_edges(form)) for _ in range(2)]))
+    tape = assert_every_path(module, {"x": states()}, TWO)
+    assert [call.words for call in tape.reading.calls] == ["softmax", "softmax"]
+    folded = drawn(Sequence(*[Attention(of_edges("heads in the batch")) for _ in range(2)]))
+    assert_same_paths(folded, module, states(), TWO)
+
+
+def test_torch_names_some_functions_twice():
+    def by_other_names(q, k, v, _):
+        scores = torch.linalg.matmul(q, k.mT) * torch.special.expit(torch.tensor(0.3))
+        return torch.linalg.matmul(torch.special.softmax(scores, -1), v)
+
+    def mix(q, k, v, _):
+        return (q @ k.mT * torch.tensor(0.3).sigmoid()).softmax(-1) @ v
+
+    assert_same_paths(
+        *(drawn(Sequence(*[Attention(x) for _ in range(2)])) for x in (by_other_names, mix)), states(), TWO
+    )
+
+
+class Alone(nn.Module):
+    """One head of one sequence, without an axis for either."""
+
+    def __init__(self):
+        super().__init__()
+        self.maps = nn.Linear(D, 3 * D)
+
+    def forward(self, x):
+        q, k, v = self.maps(x).chunk(3, -1)
+        return (q @ k.T).softmax(-1) @ v
+
+
+def test_one_head_of_one_sequence_is_read():
+    tape = record(drawn(Sequence(Alone(), Alone())), states()[0])
+    assert tape.paths().by_length == [1, 2, 1]
+    assert tape.sums().remainder < NO_PATH
+
+
 class Mapped(Attention):
     """Attention of one sequence at a time by vmap."""
 
@@ -849,11 +906,28 @@ def in_parts(parts):
     return lambda: Sequence(Attention(mix))
 
 
+def _of_query(q_BHK, k, v):
+    p_BHM = torch.einsum("bhk,bhmk->bhm", q_BHK, k).softmax(-1)
+    return torch.einsum("bhm,bhmk->bhk", p_BHM, v)
+
+
+def _summed(q, k, v):
+    return ((q * k).sum(-1).softmax(-1)[..., None] * v).sum(2)
+
+
 IN_A_LOOP = "attention of some queries or sequences after others, written as a loop"
 REFUSED = {
     "sequence by sequence": (lambda: Sequence(InParts(1)), IN_A_LOOP),
     "sequences in two parts": (lambda: InParts(B - 2), IN_A_LOOP),
     "query by query": (in_parts(lambda q, k, v: [(row, k, v) for row in q.split(1, 2)]), IN_A_LOOP),
+    "query by query, by einsum": (
+        lambda: Sequence(Attention(lambda q, k, v, _: torch.stack([_of_query(x, k, v) for x in q.unbind(2)], 2))),
+        IN_A_LOOP,
+    ),
+    "query by query, by a sum": (
+        lambda: Sequence(Attention(lambda q, k, v, _: torch.stack([_summed(x, k, v) for x in q.split(1, 2)], 2))),
+        IN_A_LOOP,
+    ),
     "blocks of queries": (in_parts(lambda q, k, v: [(rows, k, v) for rows in q.split(3, 2)]), IN_A_LOOP),
     "queries with the keys so far": (
         in_parts(lambda q, k, v: [(q[:, :, [n]], k[:, :, : n + 1], v[:, :, : n + 1]) for n in range(N)]),
