@@ -103,6 +103,10 @@ class Touched(Checking):
             return
         self.entered_at = [touched_at(x, old, axis) for axis in (0, 1)]
         if not self._is_mixed(x, old):
+            for axis, touched in enumerate(self.entered_at):  # less what a weak mean of all tokens has carried
+                if is_partly(touched, x.shape[axis]):
+                    others = sorted({*changed_at(x, old, axis)}.difference(touched))
+                    x.data.movedim(axis, 0)[others] = old.movedim(axis, 0)[others]
             return
         at = most_touched(x, old)
         x.data.copy_(old)

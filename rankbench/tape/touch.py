@@ -88,7 +88,7 @@ def changed_at(new: Tensor, old: Tensor, axis: int) -> list[int]:
     """Indices along an axis at which the tensors differ by more than rounding."""
     if not new.numel() or new.shape != old.shape:
         return []
-    return beyond_rounding(_changes(new, old, axis), old).nonzero()[:, 0].tolist()
+    return beyond_rounding(_changes(new, old, axis), old).nonzero()[:, 0].cpu().tolist()
 
 
 def beyond_rounding(change: Tensor, old: Tensor) -> Tensor:

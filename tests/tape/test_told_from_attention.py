@@ -672,6 +672,26 @@ def test_a_mean_of_all_tokens_is_named_although_it_changes_each_but_little():
     assert record(module, states("apart", 2 * N)).reading.mixing == ("parts.0",)
 
 
+class Excited(nn.Module):
+    """Every token times a gate that the mean of all makes (squeeze and excitation)."""
+
+    def __init__(self):
+        super().__init__()
+        self.map = nn.Linear(D, D)
+
+    def forward(self, x):
+        return x * self.map(x.mean(1, keepdim=True)).sigmoid()
+
+
+@pytest.mark.parametrize("tokens", [5, 9, 16, 32])
+def test_behind_a_weak_mean_of_all_tokens_each_submodule_is_read_as_it_is(tokens):
+    module = drawn(Sequence(Excited(), MLP(), Attention(by_kernel), MLP(), Excited(), MLP(), Attention(by_kernel)))
+    for number in range(6):
+        reading = record(module, states(f"of draw {number}", tokens)).reading
+        assert reading.mixing == ("parts.0", "parts.4")
+        assert [call.lead.heads for call in reading.calls] == [H, H]
+
+
 class ChannelsFirst(nn.Module):
     """Layers of states that are given as (B, D, N)."""
 
