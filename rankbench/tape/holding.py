@@ -1,7 +1,8 @@
 """A pass in which all tokens but the touched one change: where that changes, too, something other than attention has
 mixed them. It shows what reads tokens that the touch may miss, as the first one, or that of the largest norm."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from math import prod
 from typing import NamedTuple
 
 import torch
@@ -10,20 +11,21 @@ from torch import Tensor
 from rankbench.config.keys import ConfigError
 from rankbench.tape.calls import tensors_in
 from rankbench.tape.following import first_state
+from rankbench.tape.joining import is_behind_attention
 from rankbench.tape.mixing import axes_of, enclosing
 from rankbench.tape.plain import Changed, Plain, first_of
 from rankbench.tape.probe import Touched
 from rankbench.tape.recording import Product
 from rankbench.tape.tags import Role, Verdict, Visit
-from rankbench.tape.touch import beyond_rounding, changed_numbers, touched_at
+from rankbench.tape.touch import beyond_rounding, changed_numbers, is_partly, touched_at
 from rankbench.tape.touching import Touching
 
 
 class Held(NamedTuple):
-    """The tokens of a state that stay as they were: the axis of tokens and that of features, the indices of the held
-    tokens, and which of the tokens of all sequences they are."""
+    """The tokens of a state that stay as they were: the axes of tokens, side by side, and that of features, the indices
+    of the held tokens, and which of the tokens of all sequences they are."""
 
-    axis: int
+    axes: tuple[int, ...]
     features: int
     at: list[int]
     tokens: Tensor
@@ -57,13 +59,13 @@ class Holding(Touching):
         for number, mark in self.touched.marks.items():
             axes = self.touched.axes_of_input(number).tokens
             if mark.shape[:2] == x.shape[:2] and mark.at[:2] == at[:2] and len(axes) == 1:
-                self._change(x, axes[0], [at[axes[0]]])
+                self._change(x, axes, [at[axes[0]]])
                 return
 
-    def _change(self, x: Tensor, axis: int, held: Collection[int], deviation: Tensor | None = None) -> None:
-        """Add random numbers at all indices of an axis but some."""
+    def _change(self, x: Tensor, axes: Sequence[int], held: Collection[int], deviation: Tensor | None = None) -> None:
+        """Add random numbers at all indices but some of an axis, or of several side by side as if they were one."""
         noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(x)
-        noise.movedim(axis, 0)[[*held]] = 0
+        noise.flatten(axes[0], axes[-1]).movedim(axes[0], 0)[[*held]] = 0
         x += self.way.scale * (x.std() if deviation is None else deviation).nan_to_num(1.0) * noise
 
     def enter(self, run: Visit, x: Tensor) -> None:
@@ -76,7 +78,7 @@ class Holding(Touching):
         if held.all_changed(x, old):
             self.reached.append(run)
         x.data.copy_(old)
-        self._change(x.data, held.axis, held.at)
+        self._change(x.data, held.axes, held.at)
 
     def verdict(self, product: Product) -> Verdict:
         """As in the touched pass. Attention returns what it did in the plain one, changed at all other queries."""
@@ -94,7 +96,7 @@ class Holding(Touching):
             ):
                 self.attended.append(product.seen.call.module)
             change = torch.zeros((*p.shape[:-1], v.shape[-1]), dtype=result.dtype, device=result.device)
-            self._change(change, -2, self.touched.queries_held[key], old.result.std())
+            self._change(change, (-2,), self.touched.queries_held[key], old.result.std())
             result.copy_(old.result + weighted.back(change).reshape(result.shape))
             if not product.is_kernel and 0 not in product.tensors[side].stride():
                 product.tensors[side].data.copy_(old.tensors[side])
@@ -114,17 +116,39 @@ class Holding(Touching):
 
 def held_in(touched: Touched, new: Tensor, old: Tensor, run: Visit | None) -> Held | None:
     """The touched tokens of a state; None if not known. run: the submodule that reads or makes it."""
-    if not old.is_floating_point() or new.shape != old.shape or old.dim() != 3:
+    if not old.is_floating_point() or new.shape != old.shape or old.dim() < 3:
         return None
+    found = (_axes_of_rows if old.dim() == 3 else _axes_of_map)(touched, new, old, run)
+    if found is None:
+        return None
+    axes, features = found
+    flat_new, flat_old = (x.flatten(axes[0], axes[-1]) for x in (new, old))
+    at = touched_at(flat_new, flat_old, axes[0])
+    if not 0 < len(at) < prod(old.shape[axis] for axis in axes):
+        return None
+    return Held(axes, features, at, changed_numbers(new, old).any(features))
+
+
+def _axes_of_rows(touched: Touched, new: Tensor, old: Tensor, run: Visit | None) -> tuple[tuple[int, ...], int] | None:
+    """The axis of the tokens of a state, and that of their features."""
     axes = axes_of(touched, new, old, run)
     if axes is None or len(axes.tokens) != 1:
         return None
-    (axis,), at = axes.tokens, touched_at(new, old, *axes.tokens)
     # where no axis counts sequences, as of windows of tokens, features are last
-    features = 2 if axes.batch is None else 3 - axis - axes.batch
-    if features == axis or not 0 < len(at) < old.shape[axis]:
+    features = 2 if axes.batch is None else 3 - axes.tokens[0] - axes.batch
+    return None if features == axes.tokens[0] else (axes.tokens, features)
+
+
+def _axes_of_map(touched: Touched, new: Tensor, old: Tensor, run: Visit | None) -> tuple[tuple[int, ...], int] | None:
+    """The axes of the pixels of an image that have passed attention, and that of their features, behind these or in
+    front."""
+    if run is not None and not is_behind_attention(run, touched):
         return None
-    return Held(axis, features, at, changed_numbers(new, old).any(features))
+    axes = range(1, old.dim())
+    whole = [axis for axis in axes if not is_partly(touched_at(new, old, axis), old.shape[axis])]
+    if whole not in ([axes[0]], [axes[-1]]):
+        return None
+    return tuple(axis for axis in axes if axis not in whole), whole[0]
 
 
 def changed_though_held(touched: Touched) -> list[str]:

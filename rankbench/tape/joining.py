@@ -79,7 +79,7 @@ def _place_in(run: Visit, touched: Touched) -> tuple[tuple[int, ...], int] | Non
     if new is None or old is None or not old.is_floating_point() or new.shape != old.shape or new.equal(old):
         return None
     tokens = _token_axes(run, new, old, touched)
-    if not tokens or (old.dim() > 3 and not _is_behind_attention(run, touched)):
+    if not tokens or (old.dim() > 3 and not is_behind_attention(run, touched)):
         return None
     size = prod(old.shape[axis] for axis in tokens)
     makes_fewer = run in touched.base.passages and _makes_fewer(run, touched, tokens)
@@ -119,10 +119,10 @@ def _makes_fewer(run: Visit, touched: Touched, axes: Sequence[int]) -> bool:
         prod(old.shape[axis] for axis in _token_axes(run, new, old, touched) or ())
         for new, old in ((touched.entered[run][0], entered), (touched.passages[run].left, left))
     )
-    return _is_behind_attention(run, touched) and tokens < pixels
+    return is_behind_attention(run, touched) and tokens < pixels
 
 
-def _is_behind_attention(run: Visit, touched: Touched) -> bool:
+def is_behind_attention(run: Visit, touched: Touched) -> bool:
     """Whether the result of a submodule has passed attention outside of it."""
     passed = touched.passages[run].passed if run in touched.passages else 0
     return any(passed >> call.number & 1 and run not in call.runs for call in touched.calls)

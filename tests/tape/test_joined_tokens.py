@@ -200,6 +200,41 @@ def test_overlapping_patches_are_joined_behind_attention_and_a_convolution(strid
     assert {name.removesuffix(".map.0") for name in mixing} == {"1.parts.1", f"{len(parts) - 1}"}
 
 
+class OfAMap(nn.Module):
+    """Attention of a map (B, D, P, P) within windows, in which the tokens are one axis."""
+
+    def __init__(self, side, mix):
+        super().__init__()
+        self.side, self.parts = side, Sequence(Attention(mix))
+
+    def forward(self, x):
+        blocks = x.unflatten(3, (-1, self.side)).unflatten(2, (-1, self.side)).permute(0, 2, 4, 3, 5, 1)
+        y = self.parts(blocks.flatten(0, 2).flatten(1, 2)).view(blocks.shape)
+        return y.permute(0, 5, 1, 3, 2, 4).flatten(4).flatten(2, 3)
+
+
+class WithFeaturesLast(Of):
+    """A module of maps (B, D, P, P), for maps (B, P, P, D)."""
+
+    def forward(self, x):
+        return self.function(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+
+
+@pytest.mark.parametrize("mix", [written_out, by_kernel])
+@pytest.mark.parametrize("side", [4, 8])
+@pytest.mark.parametrize("features_last", [False, True])
+@pytest.mark.parametrize("name", ["pixels by themselves", "patches", "overlapping patches"])
+def test_attention_behind_maps_whose_patches_are_joined_is_not_named(name, features_last, side, mix):
+    """As in Swin and Visformer: each token that is left depends on others than the touched one."""
+    sizes = {"pixels by themselves": (1, 1), "patches": (2, 2), "overlapping patches": (3, 2, 1)}[name]
+    turned = WithFeaturesLast if features_last else Of
+    patches = nn.Conv2d(3, D, 4, 4), *[Of(lambda x: x.permute(0, 2, 3, 1))] * features_last
+    parts = OfAMap(side, mix), nn.Sequential(nn.Conv2d(D, D, *sizes)), OfAMap(4, mix), OfAMap(4, mix)
+    module = drawn(nn.Sequential(nn.Sequential(*patches), *map(turned, parts)))
+    mixing = record(module, random("images", B, 3, 32, 32)).reading.mixing
+    assert [where.split(".")[0] for where in mixing] == ["2"] * (sizes[0] > 1)
+
+
 class Latents(nn.Module):
     """Learned tokens that read the others, themselves, and are read by the others."""
 
