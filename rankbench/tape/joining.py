@@ -155,6 +155,7 @@ def _by_attention(touched: Touched, beside: Touched) -> list[str]:
         # all of them are touched behind what spreads each token to all
         few = [(one, another) for one, another, size in ends if one and another and (len(one) < size or size == 1)]
         is_one = not all(_are_apart(one, another) for one, another in few)
+        is_one &= call.number > (beside.num_before or 0)  # else both passes are the same there
         if is_one and call.depth <= last and not touched.leaves_rows(call):
             around = [run.name for run in reversed(call.runs) if _apart(touched, beside, run)]
             found += around[:1] or [""] * is_told

@@ -67,6 +67,7 @@ class Touched(Checking):
         self.queries_held: dict[Site, set[int]] = {}  # of attention calls: touched queries, also of the result
         self.values_held: dict[Site, Tensor] = {}  # which of their values are touched, (*lead, M)
         self.narrowed: Mapping[Visit, tuple[int, ...]] = {}  # submodules whose state is touched at this number alone
+        self.num_before: int | None = None  # attention calls in front of the first of these
         self.entered_at: list[list[int]] = []  # indices along the first axes at which a submodule's state was touched
 
     def another(
@@ -97,6 +98,7 @@ class Touched(Checking):
         if run in self.narrowed and old is not None and x.shape == old.shape:
             x.data.copy_(old)
             self._touch(x.data, self.narrowed[run])
+            self.num_before = self.num_attention if self.num_before is None else self.num_before
             return
         is_one_token = self.sequence[1] > 1 and 1 in x.shape[:2]
         if old is None or x.dim() != 3 or x.shape != old.shape or 0 in x.stride() or is_one_token:
@@ -159,6 +161,7 @@ class Touched(Checking):
         spread = [self._is_mixed(x, y) for x, y in zip(new, before, strict=True)]
         partly = [is_partly(at, x.shape[-2]) for at, x in zip(touched, new, strict=True)]
         slots = [is_all and not is_part for is_all, is_part in zip(spread, partly, strict=True)]  # made of all tokens
+        slots[0] &= q.shape[-2] > 1  # one query is no slot, but a token that has read others, say
         if (partly[0] and slots[1]) or (slots[0] and partly[1]):  # scores, if a softmax follows
             self.slots.add(key)
             self.unclear.add(key)

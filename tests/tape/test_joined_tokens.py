@@ -252,3 +252,33 @@ class Latents(nn.Module):
 @pytest.mark.parametrize("number", [1, 2, 3, 4])
 def test_learned_tokens_are_not_joined(number):
     assert record(drawn(Latents(number, by_kernel)), states("joined", T)).reading.mixing == ()
+
+
+class FromTheFirst(Attention):
+    """Attention of the first token of a state to all of its tokens."""
+
+    def forward(self, x):
+        return super().forward(x[:, :1], x)
+
+
+class ClassAttention(nn.Module):
+    """A learned token that reads the others and itself in several layers, as in CaiT."""
+
+    def __init__(self, layers, mix):
+        super().__init__()
+        self.learned = nn.Parameter(torch.zeros(1, 1, D))
+        self.layers = nn.ModuleList(FromTheFirst(mix) for _ in range(layers))
+
+    def forward(self, x):
+        y = self.learned.expand(len(x), -1, -1)
+        for layer in self.layers:
+            y = y + layer(torch.cat([y, x], 1))
+        return y
+
+
+@pytest.mark.parametrize("mix", [written_out, by_kernel])
+@pytest.mark.parametrize("before", [0, 2])
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_a_token_that_reads_the_others_in_several_layers_joins_none(layers, before, mix):
+    parts = Sequence(*(Attention(mix) for _ in range(before))), ClassAttention(layers, mix)
+    assert record(drawn(nn.Sequential(*parts)), states("joined", T)).reading.mixing == ()
