@@ -12,7 +12,7 @@ from rankbench.config.keys import ConfigError
 from rankbench.tape.calls import tensors_in
 from rankbench.tape.following import first_state
 from rankbench.tape.joining import is_behind_attention
-from rankbench.tape.mixing import axes_of, enclosing
+from rankbench.tape.mixing import axes_of, enclosing, pixels_of
 from rankbench.tape.plain import Changed, Plain, first_of
 from rankbench.tape.probe import Touched
 from rankbench.tape.recording import Product
@@ -140,15 +140,8 @@ def _axes_of_rows(touched: Touched, new: Tensor, old: Tensor, run: Visit | None)
 
 
 def _axes_of_map(touched: Touched, new: Tensor, old: Tensor, run: Visit | None) -> tuple[tuple[int, ...], int] | None:
-    """The axes of the pixels of an image that have passed attention, and that of their features, behind these or in
-    front."""
-    if run is not None and not is_behind_attention(run, touched):
-        return None
-    axes = range(1, old.dim())
-    whole = [axis for axis in axes if not is_partly(touched_at(new, old, axis), old.shape[axis])]
-    if whole not in ([axes[0]], [axes[-1]]):
-        return None
-    return tuple(axis for axis in axes if axis not in whole), whole[0]
+    """The axes of the pixels of a map that has passed attention, and that of their features."""
+    return pixels_of(new, old) if run is None or is_behind_attention(run, touched) else None
 
 
 def changed_though_held(touched: Touched) -> list[str]:

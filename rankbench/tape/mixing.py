@@ -42,6 +42,18 @@ def axes_of(touched: Touched, new: Tensor, old: Tensor, run: Visit | None = None
     return Axes(ends[0], tuple(axis for axis in partly if axis != ends[0] and axis < new.dim() - 1))
 
 
+def pixels_of(new: Tensor, old: Tensor) -> tuple[tuple[int, ...], int] | None:
+    """The axes of the pixels of a map, and that of their features, behind these or in front; None where the touch does
+    not tell."""
+    axes = range(1, old.dim())
+    of_features = [
+        axis for axis in axes if old.shape[axis] > 1 and not is_partly(touched_at(new, old, axis), old.shape[axis])
+    ]
+    if of_features not in ([axes[0]], [axes[-1]]):
+        return None
+    return tuple(axis for axis in axes if axis not in of_features), of_features[0]
+
+
 def mixing(touched: Touched, joined: Sequence[str] = ()) -> tuple[str, ...]:
     """The innermost submodules that mix tokens by something that is no attention: the touch leaves them at more tokens
     than it entered, although attention puts it back to one. joined: those of `joining` and `holding`."""
@@ -101,11 +113,21 @@ def _widens(touched: Touched, call: ReadCall) -> bool:
     """Whether the values of an attention call are touched at more tokens than what its submodule reads, as where a
     convolution made them. Those of a window are not compared."""
     pairs = next(filter(None, map(touched.states_into, reversed(call.runs))), [])
+    rows = [_rows(*pair) for pair in pairs]
     each = [
-        {index for new, old in pairs for index in touched_at(new, old, axis) if old.shape[axis] <= call.num_keys}
+        {index for new, old in rows for index in touched_at(new, old, axis) if old.shape[axis] <= call.num_keys}
         for axis in (0, 1)
     ]
     return 0 < max(map(len, each)) < len(call.touched)
+
+
+def _rows(new: Tensor, old: Tensor) -> tuple[Tensor, Tensor]:
+    """Both states, with the pixels of maps in their second axis."""
+    found = pixels_of(new, old) if old.dim() > 3 else None
+    if found is None:
+        return new, old
+    flat_new, flat_old = (x.movedim(found[1], -1).flatten(1, -2) for x in (new, old))
+    return flat_new, flat_old
 
 
 def places_in(touched: Touched, new: Tensor, old: Tensor, axis: int) -> list[int]:

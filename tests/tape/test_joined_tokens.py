@@ -235,6 +235,34 @@ def test_attention_behind_maps_whose_patches_are_joined_is_not_named(name, featu
     assert [where.split(".")[0] for where in mixing] == ["2"] * (sizes[0] > 1)
 
 
+@pytest.mark.parametrize("mix", [written_out, by_kernel])
+def test_attention_behind_blocks_that_are_joined_to_one_is_not_named(mix):
+    """As in NesT, of states (B, blocks, N, D)."""
+
+    class OfBlocks(Attention):
+        def forward(self, x):
+            return super().forward(x.flatten(0, 1)).view(x.shape)
+
+    blocks = Of(lambda x: x.unflatten(1, (4, T))), OfBlocks(mix)
+    joined = Merging(lambda x: x.unflatten(2, (-1, 4)).flatten(1, 2).flatten(2)[:, None], 4)
+    module = drawn(nn.Sequential(*blocks, joined, OfBlocks(mix)))
+    assert record(module, states("joined", 4 * T)).reading.mixing == ("2",)
+
+
+@pytest.mark.parametrize("mix", [written_out, by_kernel])
+def test_attention_that_reads_a_map_behind_a_convolution_is_not_named(mix):
+    """As in MaxViT. The convolution leaves the touch at the neighbours along both axes."""
+
+    class OfPixels(Attention):
+        def forward(self, x):
+            return super().forward(x.flatten(1, 2)).view(x.shape)
+
+    near = WithFeaturesLast(nn.Sequential(nn.Conv2d(D, D, 3, padding=1)))
+    of_rows = Sequence(Attention(mix)), Of(lambda x: x.unflatten(1, (8, 8)))
+    module = drawn(nn.Sequential(Patches(), *of_rows, Sequence(near, OfPixels(mix))))
+    assert record(module, random("images", B, 3, 32, 32)).reading.mixing == ("3.parts.0.function.0",)
+
+
 class Latents(nn.Module):
     """Learned tokens that read the others, themselves, and are read by the others."""
 
