@@ -130,9 +130,14 @@ def held_in(touched: Touched, new: Tensor, old: Tensor, run: Visit | None) -> He
 
 
 def _axes_of_rows(touched: Touched, new: Tensor, old: Tensor, run: Visit | None) -> tuple[tuple[int, ...], int] | None:
-    """The axis of the tokens of a state, and that of their features."""
+    """The axis of the tokens of a state, and that of their features; both first axes where the touched token stands on
+    the diagonal of as many tokens as sequences."""
     axes = axes_of(touched, new, old, run)
-    if axes is None or len(axes.tokens) != 1:
+    if axes is None:
+        (first, size), (second, num), of_features = [(touched_at(new, old, axis), old.shape[axis]) for axis in range(3)]
+        is_told = is_partly(first, size) and not is_partly(*of_features)
+        return ((0, 1), 2) if is_told and (first, size) == (second, num) else None
+    if len(axes.tokens) != 1:
         return None
     # where no axis counts sequences, as of windows of tokens, features are last
     features = 2 if axes.batch is None else 3 - axes.tokens[0] - axes.batch

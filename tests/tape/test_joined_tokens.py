@@ -263,6 +263,24 @@ def test_attention_that_reads_a_map_behind_a_convolution_is_not_named(mix):
     assert record(module, random("images", B, 3, 32, 32)).reading.mixing == ("3.parts.0.function.0",)
 
 
+@pytest.mark.parametrize("mix", [written_out, by_kernel])
+@pytest.mark.parametrize("tokens", [4 * B, 16, 24])
+def test_pools_between_layers_are_the_modules_own(tokens, mix):
+    """Also where as few tokens as sequences are left."""
+
+    class Pooled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(Sequence(Attention(mix)) for _ in range(3))
+
+        def forward(self, x):
+            for layer in self.layers[:2]:
+                x = nn.functional.avg_pool1d(layer(x).mT, 2).mT
+            return self.layers[2](x)
+
+    assert record(drawn(Pooled()), states("joined", tokens)).reading.mixing == ("the module itself",)
+
+
 class Latents(nn.Module):
     """Learned tokens that read the others, themselves, and are read by the others."""
 
