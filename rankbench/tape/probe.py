@@ -32,6 +32,7 @@ from rankbench.tape.touch import (
     is_spread,
     is_zero,
     lead_of,
+    leaky_keys,
     most_touched,
     moves_with,
     of_all_heads,
@@ -182,7 +183,8 @@ class Touched(Checking):
         seen, candidate = product.seen, self._candidate(product, old, key, side)
         p, p0, v, v0 = candidate.p, candidate.p0, candidate.v, candidate.v0
         may_pair = not candidate.has_scores and is_partly(candidate.at, v.shape[-2])
-        if may_pair and (rows := paired_rows(*candidate.moving, candidate.at)):
+        leaky = leaky_keys(v, v0, candidate.at) if may_pair else ()
+        if may_pair and (rows := paired_rows(*candidate.moving, candidate.at, leaky)):
             candidate.tag = replace(candidate.tag, mixes=True)
             self.rows[key] = rows
         elif only_sure and not candidate.tag.mixes:

@@ -165,10 +165,12 @@ def moves_with(p: Tensor, p0: Tensor, leads: Tensor) -> bool:
     return (moved > 1e-6 * moved.max())[leads].double().mean().item() > 0.5
 
 
-def paired_rows(p: Tensor, p0: Tensor, at: Sequence[int]) -> list[int]:
+def paired_rows(p: Tensor, p0: Tensor, at: Sequence[int], leaky: Container[int] = ()) -> list[int]:
     """The rows of P that change with the touch, if weights depend on the tokens of their query and of their key: in
-    these rows and in the columns of the touched keys they change, and nowhere else. Else none."""
-    others = [key for key in range(p.shape[-1]) if key not in at]
+    these rows and in the columns of the touched keys they change, and nowhere else. Else none. leaky: keys that do not
+    tell, as in `leaky_keys`."""
+    untouched = [key for key in range(p.shape[-1]) if key not in at]
+    others = [key for key in untouched if key not in leaky]
     for leak in (LEAK, LEAK / 1000):  # leaky slopes carry little of a change
         changed = changed_numbers(p, p0, leak)[None].flatten(0, -3).any(0)
         rows = changed[:, others].any(1).nonzero()[:, 0].tolist()
@@ -176,6 +178,16 @@ def paired_rows(p: Tensor, p0: Tensor, at: Sequence[int]) -> list[int]:
         is_cross = at and rows and columns and others and changed[columns][:, list(at)].any()
         if is_cross and is_partly(rows, p.shape[-2]):
             return rows
+    return []
+
+
+def leaky_keys(v: Tensor, v0: Tensor, at: Sequence[int]) -> list[int]:
+    """Keys beside the touched ones that see a little of the touch, as the tokens around a convolution's do: P of their
+    features may see more of it than their values. None if most keys do, as behind a norm of all tokens."""
+    for leak in (0.0, LEAK / 1000, LEAK / 10):
+        keys = touched_at(v, v0, -2, leak)
+        if len(set(keys) - set(at)) <= (v.shape[-2] - len(at)) / 2:
+            return keys
     return []
 
 

@@ -157,6 +157,28 @@ def test_a_sum_for_each_token_by_itself_is_no_attention(name):
     assert_every_path(NO_HEADS[name](), {"x": states()}, TWO)
 
 
+class ChannelsOfAnImage(nn.Module):
+    """Attention among the channels of each head, as in DaViT, behind a convolution of each channel by itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.near = nn.Conv2d(D, D, 3, padding=1, groups=D)
+        self.q, self.k, self.v = (nn.Linear(D, D) for _ in range(3))
+
+    def forward(self, x):
+        x = x + self.near(x.mT.unflatten(2, (-1, 6))).flatten(2).mT
+        q, k, v = (heads_of(part(x)) for part in (self.q, self.k, self.v))
+        return joined(((k.mT @ v).softmax(-1) @ q.mT).mT)
+
+
+@pytest.mark.parametrize("share", [1, 0.1, 0.01])
+def test_channels_that_a_convolution_touches_are_no_queries(share):
+    """share: of its weights. At a tenth some channels of the keys hold more of a neighbour than the values do."""
+    module = drawn(nn.Sequential(Sequence(Attention(written_out)), ChannelsOfAnImage()))
+    module[1].near.weight.mul_(share)
+    assert [call.kind for call in record(module, random("image", 3, 36, D)).reading.calls] == ["softmax"]
+
+
 @pytest.mark.parametrize("number", [2, 3])
 def test_a_mean_of_inputs_is_no_attention(number):
     assert_every_path(drawn(Fused(number)), {name: states(name) for name in "xyz"[:number]}, TWO)
