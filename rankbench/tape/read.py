@@ -70,6 +70,7 @@ def read(
     touched.calls = told_apart(touched)
     _check_outside(touched)
     _check_alike(module, touched)
+    _check_heads(module, touched)
     _check_blocks(touched)
     _check_loops(touched)
     _check_folded_heads(touched)
@@ -177,6 +178,20 @@ def _check_alike(module: Callable, touched: Touched) -> None:
                 f"{function} in {attention[product]} and in {name}: the same code, and by the touch attention in the "
                 "first alone, so that one of the two is misread; give more tokens, and report this network if that "
                 "does not help"
+            )
+
+
+def _check_heads(module: Callable, touched: Touched) -> None:
+    """ConfigError if calls of the same code and the same shape of P have other numbers of heads: a touch that rounding
+    swallows in some heads shows too few."""
+    code_of, first = _codes(module), dict[tuple, ReadCall]()
+    for call in touched.calls:
+        other = first.setdefault((code_of(call.key), call.shape, call.touched_queries is None), call)
+        if other.lead.heads != call.lead.heads:
+            raise ConfigError(
+                f"{other.call} and {call.call}: the same code, and by the touch {other.lead.heads} and "
+                f"{call.lead.heads} heads in P of shape {call.shape}, so that one of the two is misread; measure in "
+                "float32, or in float64 if it is that already, and report this network if that does not help"
             )
 
 

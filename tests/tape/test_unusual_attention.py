@@ -4,6 +4,7 @@ Shapes: B sequence, N token, M key token, D width, H head, K head width.
 """
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -37,7 +38,7 @@ from rankbench.model.modules import Example
 from rankbench.tape import record
 from rankbench.tape.probe import Touched
 from rankbench.tape.read import read
-from rankbench.tape.reading import Axes
+from rankbench.tape.reading import Axes, Lead
 from rankbench.tape.tags import Role, Verdict
 
 # --- tokens mixed by something that is no attention, between two layers of attention ---------------------------------
@@ -740,6 +741,17 @@ def test_layers_of_the_same_code_that_are_read_differently_are_refused(monkeypat
     monkeypatch.setattr(Touched, "verdict", forgetful)
     said = r"^torch.Tensor.matmul in .*[01].* and in .*2.*: the same code, .*alone"
     assert re.search(said, refusal(record, drawn(Sequence(*(Attention(written_out) for _ in range(3)))), states()))
+
+
+def test_layers_of_the_same_code_with_other_numbers_of_heads_are_refused(monkeypatch):
+    with_twin = Touched._with_twin
+
+    def forgetful(self, call, *others):
+        return with_twin(self, replace(call, lead=Lead(1)) if "2" in self.where else call, *others)
+
+    monkeypatch.setattr(Touched, "_with_twin", forgetful)
+    said = refusal(record, drawn(Sequence(*(Attention(written_out) for _ in range(3)))), states())
+    assert f"the same code, and by the touch {H} and 1 heads in P of shape {(B, H, N, N)}" in said
 
 
 @pytest.mark.parametrize("seed", range(4))
