@@ -1,17 +1,20 @@
 """A touched pass that refuses what would be misread as attention: heads that nothing shows, parts of a softmax, tokens
 that something else has mixed."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from rankbench.config.keys import ConfigError
+from rankbench.tape.calls import name_of, tensors_in
 from rankbench.tape.choosing import Choosing
 from rankbench.tape.marks import Way
 from rankbench.tape.plain import Kept, Plain
+from rankbench.tape.reading import ReadCall
 from rankbench.tape.recording import Product
 from rankbench.tape.replay import Call
 from rankbench.tape.rules.products import have_unit_sums
@@ -69,6 +72,30 @@ class Checking(Choosing):
         super().__init__(base, way, sequences)
         self.rows: dict[Site, list[int]] = {}  # touched queries, of weights that no product of queries and keys made
         self.scored_by: dict[int, Site | None] = {}  # of attention calls: their product of queries and keys
+
+    def __torch_function__(self, func: Callable, types: tuple, args: tuple = (), kwargs: dict | None = None) -> Any:
+        has_parts = len(self.calls) > 1 and name_of(func)[0] in ("div", "mul")
+        if has_parts and len(given := tensors_in([args, kwargs])) == 2:
+            for x, divisor in (given, given[::-1]):
+                if divisor.numel() < x.numel() and self.tag(divisor).form:
+                    self._check_parts_over_their_sum(x, divisor)
+        return super().__torch_function__(func, types, args, kwargs)
+
+    def _check_parts_over_their_sum(self, x: Tensor, divisor: Tensor) -> None:
+        """ConfigError for what several calls have read with weights that no softmax made, if it is divided by the sum
+        of all these weights: one softmax in parts. divisor: or one over it."""
+        parts: dict[tuple, list[ReadCall]] = {}
+        passed = self.tag(x).passed & ~self.tag(divisor).passed
+        for call in self.calls:
+            if call.kind not in ("softmax", "signed") and passed >> call.number & 1:
+                parts.setdefault((call.call.module, call.call.function, call.depth, call.shape[:-1]), []).append(call)
+        for calls in parts.values():
+            total, mean = sum(call.row_sum for call in calls), divisor.double().mean().item()
+            if len(calls) > 1 and any(abs(y - total) < 0.01 * abs(total) for y in (mean, (1 / divisor).mean().item())):
+                raise ConfigError(
+                    f"{calls[0].call} and {calls[1].call}: one softmax in parts, whose results are divided by the sum "
+                    "of all weights, so that heads would count once for each part; give all keys to one call"
+                )
 
     def _check_heads(self, candidate: Candidate, in_window: bool) -> None:
         """ConfigError for heads that are no axis of P (they share it, or stand among its queries), for windows of what

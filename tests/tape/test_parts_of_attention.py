@@ -5,7 +5,7 @@ Shapes: B sequence, N query token, D width, H head, K head width.
 
 import pytest
 import torch
-from networks_of_others import MLP, Attention, D, Sequence, by_einsum, by_kernel, drawn, states, written_out
+from networks_of_others import MLP, Attention, D, H, N, Sequence, by_einsum, by_kernel, drawn, states, written_out
 from path_checks import assert_same_paths
 from refusals import refusal
 from torch import nn
@@ -72,3 +72,49 @@ def test_parts_that_are_merged_one_by_one_are_refused_where_they_are_merged():
 
     module = drawn(Sequence(Attention(merged(one_by_one, 4)), MLP(), Attention(written_out)))
     assert "mul in parts.0: weighs states with a softmax" in refusal(record, module, states())
+
+
+# --- one softmax in parts that are divided by their sum ---------------------------------------------------------------
+
+BELOW = torch.ones(N, N, dtype=torch.bool).tril()
+
+
+def over_their_sum(divide, has_sum_first=False):
+    """Attention to the past and to the future, as sums that the sum of all exponentials divides."""
+
+    def mix(q, k, v, _):
+        read = total = 0
+        for seen in (BELOW, ~BELOW):
+            p = (q @ k.mT / q.shape[-1] ** 0.5).exp() * seen
+            total = total + p.sum(-1, keepdim=True) if has_sum_first else total
+            read = read + p @ v
+            total = total if has_sum_first else total + p.sum(-1, keepdim=True)
+        return divide(read, total)
+
+    return mix
+
+
+def heads_over_their_sums(q, k, v, _):
+    """Head by head, and then one division of all heads by their own sums."""
+    parts = [(x @ y.mT).exp() for x, y in zip(q.unbind(1), k.unbind(1), strict=True)]
+    read = torch.stack([p @ z for p, z in zip(parts, v.unbind(1), strict=True)], 1)
+    return read / torch.stack([p.sum(-1, keepdim=True) for p in parts], 1)
+
+
+DIVISIONS = {
+    "a quotient": over_their_sum(lambda read, total: read / total),
+    "a quotient, the sum first": over_their_sum(lambda read, total: read / total, has_sum_first=True),
+    "in place": over_their_sum(lambda read, total: read.div_(total)),
+    "a product": over_their_sum(lambda read, total: total.reciprocal() * read),
+}
+
+
+@pytest.mark.parametrize("name", DIVISIONS)
+def test_parts_over_their_sum_are_refused(name):
+    module = drawn(Sequence(Attention(DIVISIONS[name]), MLP(), Attention(written_out)))
+    assert "divided by the sum of all weights" in refusal(record, module, states())
+
+
+def test_heads_over_sums_of_their_own_are_heads():
+    module = drawn(Sequence(*(Attention(heads_over_their_sums) for _ in range(2))))
+    assert [call.kind for call in record(module, states()).reading.calls] == ["exp"] * 2 * H
