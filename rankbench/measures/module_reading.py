@@ -16,7 +16,8 @@ from rankbench.config.keys import ConfigError, closest
 from rankbench.measures.module_padding import run_at_the_end, tap_calls, with_lengths
 from rankbench.model.modules import Example
 from rankbench.tape import AttentionCall, Sums, Tape
-from rankbench.tape.read import named_tensors, read
+from rankbench.tape.calls import named_tensors
+from rankbench.tape.read import read
 from rankbench.tape.reading import Axes, Output, ReadCall, Reading
 from rankbench.tape.sums import nothing_read, recorded
 from rankbench.tape.tags import Site

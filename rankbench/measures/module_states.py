@@ -25,8 +25,8 @@ from rankbench.measures.token_views import View
 from rankbench.model.modules import Example
 from rankbench.model.network import WithLayerStates
 from rankbench.tape import Sums, Tape
+from rankbench.tape.calls import named_tensors
 from rankbench.tape.following import first_state, following
-from rankbench.tape.read import named_tensors
 from rankbench.tape.reading import Axes, ReadCall, State
 from rankbench.tape.tags import Visit
 

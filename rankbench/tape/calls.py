@@ -2,7 +2,7 @@
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import Any
@@ -54,6 +54,23 @@ def tensors_in(x: Any) -> list[Tensor]:
         elif isinstance(part, (tuple, list, dict, slice)):
             found += tensors_in(part)
     return found
+
+
+def named_tensors(output: Any) -> list[tuple[str, Tensor]]:
+    """The tensors of floats in what a module returns, each with the name that `output=` gives it."""
+    if isinstance(output, Tensor):
+        named = [("output", output)]
+    elif isinstance(output, Mapping):
+        named = [
+            (key if number == 0 else f"{key}.{number}", x)
+            for key, value in output.items()
+            for number, x in enumerate(tensors_in(value))
+        ]
+    elif isinstance(output, (tuple, list)):
+        named = [(str(number), x) for number, x in enumerate(tensors_in(output))]
+    else:
+        named = [(name, x) for name, value in getattr(output, "__dict__", {}).items() for x in tensors_in(value)]
+    return [(name, x) for name, x in named if x.is_floating_point() and x.numel()]
 
 
 def share_memory(x: Tensor, y: Tensor) -> bool:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from rankbench.config.keys import ConfigError
-from rankbench.tape.calls import name_of_module, tensors_in
+from rankbench.tape.calls import name_of_module, named_tensors, tensors_in
 from rankbench.tape.crossing import told_apart
 from rankbench.tape.holding import changed_though_held
 from rankbench.tape.joining import joined
@@ -369,20 +369,3 @@ def _is_apart(before: Tensor, reached: Tensor, batch: int, touched: Touched) -> 
     if before.shape[batch] != size or any(axis is None or marks[at].shape[axis] != size for at, axis in axes.items()):
         return True  # an input that all sequences share, say
     return not set(changed_at(reached, before, batch)) - {number}
-
-
-def named_tensors(output: Any) -> list[tuple[str, Tensor]]:
-    """The tensors of floats in what a module returns, each with the name that `output=` gives it."""
-    if isinstance(output, Tensor):
-        named = [("output", output)]
-    elif isinstance(output, Mapping):
-        named = [
-            (key if number == 0 else f"{key}.{number}", x)
-            for key, value in output.items()
-            for number, x in enumerate(tensors_in(value))
-        ]
-    elif isinstance(output, (tuple, list)):
-        named = [(str(number), x) for number, x in enumerate(tensors_in(output))]
-    else:
-        named = [(name, x) for name, value in getattr(output, "__dict__", {}).items() for x in tensors_in(value)]
-    return [(name, x) for name, x in named if x.is_floating_point() and x.numel()]
