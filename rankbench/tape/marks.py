@@ -1,5 +1,6 @@
 """Where inputs are touched: how, and at which token of each."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -99,11 +100,22 @@ def is_tokens(x: Tensor) -> bool:
     return x.unique().numel() > 2 and not bool((x == torch.arange(x.shape[-1], device=x.device)).all())
 
 
-def without_tokens(inputs: Sequence[Tensor]) -> frozenset[int]:
+def without_tokens(inputs: Sequence[Tensor], held: frozenset[int] = frozenset()) -> frozenset[int]:
     """Inputs that may be numbers of a sequence and not of its tokens, as a time or a class is: those of fewer axes,
-    where others have tokens with features, or tokens of which embeddings will make such."""
-    axes = [x.dim() + is_tokens(x) for x in inputs]
-    return frozenset(number for number, size in enumerate(axes) if 0 < size < 3 <= max(axes))
+    where others have tokens with features, or tokens of which embeddings will make such. held: which are, anyway."""
+    axes = [0 if number in held else x.dim() + is_tokens(x) for number, x in enumerate(inputs)]
+    return held | {number for number, size in enumerate(axes) if 0 < size < 3 <= max(axes)}
+
+
+def cached(inputs: Sequence[Tensor]) -> frozenset[int]:
+    """Inputs that may be keys and values of earlier tokens, of which one number is one head's alone, beside others:
+    those of four axes, an even number of each shape; with their masks. None if there are none."""
+    of_four = {number: x for number, x in enumerate(inputs) if x.dim() == 4 and x.is_floating_point()}
+    masks = frozenset(number for number, x in of_four.items() if is_mask(x))
+    counts = Counter(x.shape for number, x in of_four.items() if number not in masks)
+    found = frozenset(number for number in of_four.keys() - masks if counts[of_four[number].shape] % 2 == 0)
+    are_beside = any(0 < x.dim() < 4 and x.dtype != torch.bool for x in inputs)
+    return found | masks if found and are_beside else frozenset()
 
 
 def another(x: Tensor, at: tuple[int, ...]) -> Tensor:

@@ -29,7 +29,7 @@ from rankbench.tape.calls import name_of_module, named_tensors, tensors_in
 from rankbench.tape.crossing import told_apart
 from rankbench.tape.holding import changed_though_held
 from rankbench.tape.joining import joined
-from rankbench.tape.marks import Way, without_tokens
+from rankbench.tape.marks import Way, cached, without_tokens
 from rankbench.tape.mixing import axes_of, mixing
 from rankbench.tape.plain import Changed, Plain, Size
 from rankbench.tape.probe import OF_ITSELF, UNREACHED, Touched
@@ -94,24 +94,18 @@ def _touch(plain: Plain) -> tuple[Touched, Plain]:
     """The touched pass, and a pass in which the touch spreads as the network spreads it. Where it does not arrive at an
     attention call, the touched token may be padding that the module leaves out: then one at the other end is touched.
     At last all numbers of a token are."""
-
-    def touched_in(way: Way) -> tuple[Touched, Plain]:
-        spreading = Touching(plain, way)
-        if way.scale:
-            spreading.passed(*plain.arguments)
-        touched = Touched(plain, way, _sequences(spreading) if way.scale else {})
-        touched.passed(*plain.arguments)
-        return touched, spreading if way.scale else plain
-
     ways = [Way(TOUCH), Way(TOUCH / 100), Way(0.0)]  # 0: what the tags say
     inputs = tensors_in([*plain.arguments])
-    if left_out := without_tokens(inputs):
+    best, most = _beside_cached(plain, inputs), -1
+    if best is not None:
+        most = sum(bool(call.touched) for call in best[0].calls)
+        ways = ways if most < len(best[0].calls) else []
+    elif left_out := without_tokens(inputs):
         ways.insert(0, Way(TOUCH, left_out=left_out))
-    best, most = None, -1
     while ways:
         way = ways.pop(0)
         try:
-            passes = touched_in(way)
+            passes = _passes(plain, way)
         except Changed:
             if best is not None:
                 break
@@ -135,7 +129,7 @@ def _touch(plain: Plain) -> tuple[Touched, Plain]:
     if not touched.way.scale or not any(mark.has_features and len(mark.shape) == 3 for mark in touched.marks.values()):
         return best
     try:  # the touch of one number misses what other numbers do, and may stand at one feature as at one token
-        passes = touched_in(touched.way._replace(rows=True))
+        passes = _passes(plain, touched.way._replace(rows=True))
     except (Changed, ConfigError):
         return best
     keys, of_rows = ({call.key for call in each.calls} for each in (touched, passes[0]))
@@ -143,6 +137,27 @@ def _touch(plain: Plain) -> tuple[Touched, Plain]:
     if _counts_tokens_last(touched, passes[0]):
         return best
     return passes if of_rows and of_tokens <= of_rows <= keys else best  # else its last axis counts no features
+
+
+def _passes(plain: Plain, way: Way) -> tuple[Touched, Plain]:
+    """A touched pass, and one in which the touch spreads."""
+    spreading = Touching(plain, way)
+    if way.scale:
+        spreading.passed(*plain.arguments)
+    touched = Touched(plain, way, _sequences(spreading) if way.scale else {})
+    touched.passed(*plain.arguments)
+    return touched, spreading if way.scale else plain
+
+
+def _beside_cached(plain: Plain, inputs: Sequence[Tensor]) -> tuple[Touched, Plain] | None:
+    """Both with keys and values of earlier tokens left alone; None if attention reads no such inputs."""
+    if not (held := cached(inputs)):
+        return None
+    try:
+        passes = _passes(plain, Way(TOUCH, left_out=without_tokens(inputs, held)))
+    except (Changed, ConfigError):
+        return None
+    return passes if passes[0].reads_cached() else None
 
 
 def _counts_tokens_last(of_number: Touched, of_row: Touched) -> bool:

@@ -132,6 +132,16 @@ class Touching(Plain):
         mark, batch = self.marks[number], self.axes_of_input(number).batch or 0
         return mark.at[batch], mark.shape[batch]
 
+    def reads_cached(self) -> bool:
+        """Whether attention may read all inputs of four axes that are left alone: heads and tokens, in either order."""
+
+        def may_read(call: ReadCall, sequences: int, heads: int, tokens: int, _: int) -> bool:
+            return call.num_keys >= tokens and math.prod(call.shape[:-2]) % (sequences * heads) == 0
+
+        left_out = (x.shape for number, x in enumerate(tensors_in(self.given)) if number in self.way.left_out)
+        orders = [(shape, (*shape[:1], *shape[2:0:-1], *shape[3:])) for shape in left_out if len(shape) == 4]
+        return all(any(may_read(call, *shape) for call in self.calls for shape in either) for either in orders)
+
     @property
     def width_of_token(self) -> int:
         """Of images, how many pixels side by side make a token, if these form a square; else 1."""

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from every_path import NO_PATH
 from networks_of_others import (
+    LETTERS,
     MLP,
     Along,
     Attention,
@@ -25,6 +26,7 @@ from networks_of_others import (
     drawn,
     heads_of,
     joined,
+    letters,
     random,
     states,
     written_out,
@@ -131,6 +133,45 @@ class SquaredReLU(Attention):
 
     def __init__(self):
         super().__init__(lambda q, k, v, _: ((F.relu(q @ k.mT / q.shape[-1] ** 0.5 - 1) ** 2).clone() / N) @ v)
+
+
+class Cached(Attention):
+    """Attention to keys and values of earlier tokens, too. turned: which have their heads behind the tokens."""
+
+    def __init__(self, mix, turned):
+        super().__init__(mix)
+        self.turned = turned
+
+    def forward(self, x, past, mask):
+        past = [y.transpose(1, 2) for y in past] if self.turned else past
+        k, v = (torch.cat([old, heads_of(part(x))], 2) for old, part in zip(past, (self.k, self.v), strict=True))
+        return self.out(joined(self.mix(heads_of(self.q(x)), k, v, mask < 0)))
+
+
+class Continued(nn.Module):
+    """Layers that read the new tokens of a sequence."""
+
+    def __init__(self, mix, turned):
+        super().__init__()
+        self.tokens, self.layers = nn.Embedding(LETTERS, D), nn.ModuleList(Cached(mix, turned) for _ in range(2))
+
+    def forward(self, x, pasts, mask):
+        x = self.tokens(x)
+        for layer, past in zip(self.layers, pasts, strict=True):
+            x = x + layer(x, past, mask)
+        return x
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("mix", [written_out, by_kernel])
+@pytest.mark.parametrize("new", [1, 2, 3])
+def test_new_tokens_read_cached_keys_in_all_heads(new, mix, turned):
+    shape = (B, 4, H, D // H) if turned else (B, H, 4, D // H)
+    pasts = [[random(f"{name} {layer}", *shape) for name in "kv"] for layer in range(2)]
+    mask = torch.full((B, 1, new, 4 + new), torch.finfo(torch.float64).min, dtype=torch.float64).triu(5)
+    reading = record(drawn(Continued(mix, turned)), letters(new), pasts, mask).reading
+    assert [(call.lead.heads, call.num_keys) for call in reading.calls] == [(H, 4 + new)] * 2
+    assert reading.mixing == ()
 
 
 def between(*mixers):
