@@ -109,7 +109,7 @@ def without_tokens(inputs: Sequence[Tensor], held: frozenset[int] = frozenset())
 
 def cached(inputs: Sequence[Tensor]) -> frozenset[int]:
     """Inputs that may be keys and values of earlier tokens, of which one number is one head's alone, beside others:
-    those of four axes, an even number of each shape; with their masks. None if there are none."""
+    those of four axes, an even number of each shape; with their masks."""
     of_four = {number: x for number, x in enumerate(inputs) if x.dim() == 4 and x.is_floating_point()}
     masks = frozenset(number for number, x in of_four.items() if is_mask(x))
     counts = Counter(x.shape for number, x in of_four.items() if number not in masks)

@@ -183,7 +183,7 @@ def paired_rows(p: Tensor, p0: Tensor, at: Sequence[int], leaky: Container[int] 
 
 def leaky_keys(v: Tensor, v0: Tensor, at: Sequence[int]) -> list[int]:
     """Keys beside the touched ones that see a little of the touch, as the tokens around a convolution's do: P of their
-    features may see more of it than their values. None if most keys do, as behind a norm of all tokens."""
+    features may see more of it than their values. No key if most do, as behind a norm of all tokens."""
     for leak in (0.0, LEAK / 1000, LEAK / 10):
         keys = touched_at(v, v0, -2, leak)
         if len(set(keys) - set(at)) <= (v.shape[-2] - len(at)) / 2:
