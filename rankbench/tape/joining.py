@@ -59,14 +59,17 @@ def _beside(touched: Touched) -> list[Touched]:
 
 
 def _narrowed(touched: Touched, places: Places) -> list[tuple[Touched, Touched]]:
-    """Pairs of passes in which the states of submodules are touched at these places, and at the tokens next to them."""
+    """Pairs of passes in which the states of submodules are touched at these places, and at the tokens next to them; so
+    are queries that no input reaches."""
     passes = []
     for step in (0, 1, -1):
         narrowed = {}
         for run, (at, axis) in places.items():
             index = min(max(0, at[axis] + step), touched.base.entered[run][0].shape[axis] - 1)
             narrowed[run] = (*at[:axis], index, *at[axis + 1 :])
-        other = touched.another(touched.way, touched.own_rows, narrowed)
+        rows = {call.key: call.num_queries for call in touched.calls if call.key in touched.own_rows}
+        own_rows = {key: (touched.own_rows[key] + step) % num_queries for key, num_queries in rows.items()}
+        other = touched.another(touched.way, own_rows, narrowed)
         if other is not None:
             passes.append(other)
     return [(passes[0], other) for other in passes[1:]]

@@ -328,3 +328,18 @@ class ClassAttention(nn.Module):
 def test_a_token_that_reads_the_others_in_several_layers_joins_none(layers, before, mix):
     parts = Sequence(*(Attention(mix) for _ in range(before))), ClassAttention(layers, mix)
     assert record(drawn(nn.Sequential(*parts)), states("joined", T)).reading.mixing == ()
+
+
+class OfSome(Attention):
+    """Attention of every fourth token to all, as in LeViT."""
+
+    def forward(self, x):
+        return super().forward(x[:, ::4], x)
+
+
+@pytest.mark.parametrize("mix", [written_out, by_kernel])
+def test_tokens_that_attention_leaves_out_join_none_behind_a_convolution(mix):
+    near = Sequence(Along(nn.Sequential(nn.Conv1d(D, D, 3, padding=1))))
+    behind = nn.Sequential(Sequence(Attention(mix)), OfSome(mix), Sequence(Attention(mix)))
+    (where,) = record(drawn(nn.Sequential(near, behind)), states("joined", T)).reading.mixing
+    assert where.startswith("0.")
