@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from rankbench.tape.following import first_state
 from rankbench.tape.plain import Plain
 from rankbench.tape.probe import Touched
 from rankbench.tape.reading import Axes, ReadCall
@@ -88,7 +89,7 @@ def mixing(touched: Touched, joined: Sequence[str] = ()) -> tuple[str, ...]:
     found += [other.name for other in around if other is not None and _enters_at_some(other, touched)]
     if begun and not found:
         found.append("the module itself" if around[0] is None else around[0].name)
-    if joined and not found:
+    if not found and (joined or _widens_by_itself(touched)):
         found.append("the module itself")
     names = dict.fromkeys(found)
     return tuple(name for name in names if not any(inner.startswith(f"{name}.") for inner in names))
@@ -128,6 +129,26 @@ def _rows(new: Tensor, old: Tensor) -> tuple[Tensor, Tensor]:
         return new, old
     flat_new, flat_old = (x.movedim(found[1], -1).flatten(1, -2) for x in (new, old))
     return flat_new, flat_old
+
+
+def _widens_by_itself(touched: Touched) -> bool:
+    """Whether attention, or what the module returns, is touched at more tokens than the inputs are, among as many."""
+    marks = [mark for mark in touched.marks.values() if len(mark.shape) < 4]
+    if len(marks) < len(touched.marks) or not touched.way.scale:
+        return False
+    sizes = {mark.shape[axis] for mark in marks for axis in range(min(2, len(mark.shape))) if axis != mark.sequences}
+    most = len(marks) + len({*touched.own_rows.values()})
+    each = [call for call in touched.calls if call.num_keys in sizes and not touched.leaves_rows(call)]
+    if any(is_partly(call.touched, call.num_keys) and len(call.touched) > most for call in each):
+        return True
+    new, old = first_state(touched.output), first_state(touched.base.output)
+    if new is None or old is None or new.shape != old.shape or old.dim() < 3:
+        return False
+    axes = axes_of(touched, new, old)
+    return axes is not None and any(
+        old.shape[axis] in sizes and len({*touched_at(new, old, axis), *changed_at(new, old, axis)}) > most
+        for axis in axes.tokens
+    )
 
 
 def places_in(touched: Touched, new: Tensor, old: Tensor, axis: int) -> list[int]:

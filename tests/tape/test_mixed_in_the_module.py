@@ -1,0 +1,77 @@
+"""Tokens that the module's own forward mixes.
+
+Shapes: B sequence, N token, D width.
+"""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from networks_of_others import Attention, B, D, Sequence, by_kernel, drawn, letters, random, states
+from torch import nn
+
+from rankbench.tape import record
+
+ITSELF = ("the module itself",)
+
+
+class Outermost(nn.Module):
+    """Layers, with a function of the states of the module in front of them, or behind."""
+
+    def __init__(self, function, before=True, read_out=None):
+        super().__init__()
+        self.table, self.convolution, self.map = nn.Embedding(50, D), nn.Conv1d(D, D, 3, padding=1), nn.Linear(D, D)
+        self.one_token, self.layers = nn.Conv1d(D, D, 1), nn.ModuleList(Sequence(Attention(by_kernel)) for _ in "ab")
+        self.function, self.before, self.read_out = function, before, read_out
+
+    def forward(self, x, *others):
+        x = x if x.is_floating_point() else self.table(x)
+        x = self.function(self, x, *others) if self.before else x
+        for layer in self.layers:
+            x = layer(x)
+        x = x if self.before else self.function(self, x, *others)
+        return x if self.read_out is None else self.map(self.read_out(x))
+
+
+def convolved(m, x):
+    return F.gelu(m.convolution(x.mT).mT)
+
+
+LOCAL = {
+    "a convolution": convolved,
+    "a convolution and what it reads": lambda m, x: x + convolved(m, x),
+    "the token before": lambda m, x: x + F.pad(x[:, :-1], (0, 0, 1, 0)),
+}
+OF_ALL = {
+    "mean": lambda m, x: x + m.map(x).mean(1, keepdim=True),
+    "less the mean": lambda m, x: x - x.mean(1, keepdim=True),
+    "a gate of the mean": lambda m, x: x * x.mean(1, keepdim=True).sigmoid(),
+    "Fourier": lambda m, x: x + torch.fft.fft(x, dim=1).real,
+    "sums so far": lambda m, x: x + x.cumsum(1),
+}
+NONE = {
+    "a convolution of one token": lambda m, x: x + m.one_token(x.mT).mT,
+    "the sequences turned": lambda m, x: x.transpose(0, 1).contiguous().transpose(0, 1),
+}
+
+
+@pytest.mark.parametrize("tokens", [7, 16])
+@pytest.mark.parametrize("x", [states, letters])
+@pytest.mark.parametrize("name", [*LOCAL, *NONE])
+def test_what_mixes_neighbours_in_front_of_layers_is_the_module_itself(name, x, tokens):
+    given = states("apart", tokens) if x is states else letters(tokens)
+    tape = record(drawn(Outermost((LOCAL | NONE)[name])), given)
+    assert tape.reading.mixing == (() if name in NONE else ITSELF)
+    assert tape.paths().by_length == [1, 4, 4]
+
+
+@pytest.mark.parametrize("name", [*LOCAL, *OF_ALL, *NONE])
+def test_what_mixes_tokens_behind_layers_is_the_module_itself(name):
+    module = drawn(Outermost((LOCAL | OF_ALL | NONE)[name], before=False))
+    assert record(module, states("apart", 9)).reading.mixing == (() if name in NONE else ITSELF)
+
+
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_tokens_mixed_by_a_graph_that_is_an_input_are_named(is_weighted):
+    graph = (random("graph", B, 9, 9) > 0).double() * (random("weights", B, 9, 9).exp() if is_weighted else 1)
+    module = drawn(Outermost(lambda m, x, graph: x + (graph @ m.map(x)).relu()))
+    assert record(module, states("apart", 9), graph).reading.mixing == ITSELF
