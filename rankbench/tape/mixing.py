@@ -89,6 +89,8 @@ def mixing(touched: Touched, joined: Sequence[str] = ()) -> tuple[str, ...]:
     found += [other.name for other in around if other is not None and _enters_at_some(other, touched)]
     if begun and not found:
         found.append("the module itself" if around[0] is None else around[0].name)
+    around = [enclosing(run, plain) for run in plain.leaves if _widens_as_a_leaf(run, touched)]
+    found += ["the module itself" if run is None else run.name for run in around]
     if not found and (joined or _widens_by_itself(touched)):
         found.append("the module itself")
     names = dict.fromkeys(found)
@@ -129,6 +131,21 @@ def _rows(new: Tensor, old: Tensor) -> tuple[Tensor, Tensor]:
         return new, old
     flat_new, flat_old = (x.movedim(found[1], -1).flatten(1, -2) for x in (new, old))
     return flat_new, flat_old
+
+
+def _widens_as_a_leaf(run: Visit, touched: Touched) -> bool:
+    """Whether the touch leaves a submodule of `Plain.leaves` at more tokens than it entered."""
+    leaf, other = touched.base.leaves[run], touched.leaves.get(run)
+    if other is None or other.left.shape != leaf.left.shape or other.entered[0].shape != leaf.entered[0].shape:
+        return False
+    axes = axes_of(touched, other.left, leaf.left, run)
+    for axis in () if axes is None else axes.tokens:
+        size = leaf.left.shape[axis]
+        read = touched_at(other.entered[0], leaf.entered[0], axis, LEAK**2)
+        left = touched_at(other.left, leaf.left, axis)
+        if leaf.entered[0].shape[axis] == size and is_partly(read, size) and len(left) > len(read):
+            return True
+    return False
 
 
 def _widens_by_itself(touched: Touched) -> bool:

@@ -11,7 +11,7 @@ from rankbench.tape.following import first_state, following
 from rankbench.tape.recording import Product, Recorder, Seen
 from rankbench.tape.replay import Call
 from rankbench.tape.rules import RULES
-from rankbench.tape.tags import Site, Tag, Verdict, Visit
+from rankbench.tape.tags import Level, Site, Tag, Verdict, Visit
 
 
 class Kept(NamedTuple):
@@ -61,6 +61,7 @@ class Plain(Recorder):
         self.sizes: list[Size] = []
         self.entered: dict[Visit, tuple[Tensor, ...]] = {}
         self.passages: dict[Visit, Passage] = {}
+        self.leaves: dict[Visit, Passage] = {}  # submodules that hold no others: those of `_is_leaf`
         self.is_listed = _listed(module) if isinstance(module, nn.Module) else set()
         self.stack: list[Visit] = []
         self.submodule = submodule
@@ -83,9 +84,12 @@ class Plain(Recorder):
             self.output = self.run(args, kwargs)
             return
         refuse_unreadable(self.module)  # they take no hooks
+        entered: dict[Visit, Tensor] = {}
 
         def begun(run: Visit, _: nn.Module, given: Any) -> None:
             if run.name not in self.is_listed:
+                if self._is_leaf(run, floats := [x for x in tensors_in(given) if x.is_floating_point()]):
+                    entered[run] = floats[0].clone()
                 return
             if (x := first_state(given)) is not None and x.dim() > 2:
                 self.enter(run, x)
@@ -98,9 +102,21 @@ class Plain(Recorder):
                 self.wanted_result = y
             if self.entered.get(run) and y is not None:
                 self.passages[run] = Passage(self.entered[run], y.clone(), self.tag(y).passed)
+            if (x := entered.pop(run, None)) is None or y is None or (tag := self.tags.get(y)) is None:
+                return
+            are_weights = tag.compares or tag.level == Level.SOFTMAX
+            if not are_weights and x.dim() == y.dim() and y.numel() <= 4 * x.numel():  # logits are many more
+                self.leaves[run] = Passage((x,), y.clone(), tag.passed)
 
         with following(self.module, begun, ended) as self.stack:
             self.output = self.run(args, kwargs)
+
+    def _is_leaf(self, run: Visit, read: list[Tensor]) -> bool:
+        """Whether a submodule that holds no others reads one state, in front of all attention, as in a stem, or
+        anywhere if the module itself holds it."""
+        if len(read) != 1 or read[0].dim() < 3 or (tag := self.tags.get(read[0])) is None:
+            return False
+        return not tag.compares and (not tag.passed or "." not in run.name)
 
     @property
     def states(self) -> dict[Visit, Passage]:

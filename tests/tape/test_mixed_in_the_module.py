@@ -1,4 +1,4 @@
-"""Tokens that the module's own forward mixes.
+"""Tokens that the module's own forward mixes, or a stem in front of its attention, and read-outs, which are no mixing.
 
 Shapes: B sequence, N token, D width.
 """
@@ -6,7 +6,7 @@ Shapes: B sequence, N token, D width.
 import pytest
 import torch
 import torch.nn.functional as F
-from networks_of_others import Attention, B, D, Sequence, by_kernel, drawn, letters, random, states
+from networks_of_others import Attention, B, D, Sequence, by_kernel, drawn, letters, random, states, written_out
 from torch import nn
 
 from rankbench.tape import record
@@ -70,8 +70,61 @@ def test_what_mixes_tokens_behind_layers_is_the_module_itself(name):
     assert record(module, states("apart", 9)).reading.mixing == (() if name in NONE else ITSELF)
 
 
+class Pool(nn.Module):
+    """A sum of all tokens, weighted by a softmax over them that a submodule makes."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.scores, self.softmax = Sequence(Attention(by_kernel)), nn.Linear(D, 1), nn.Softmax(1)
+
+    def forward(self, x):
+        x = self.layer(x)
+        return (self.softmax(self.scores(x)).mT @ x).squeeze(1)
+
+
+def test_a_softmax_over_tokens_that_pools_them_is_no_mixing():
+    assert record(drawn(Pool()), states("apart", 9)).reading.mixing == ()
+
+
+READ_OUT = {
+    "mean": lambda x: x.mean(1),
+    "first": lambda x: x[:, 0],
+    "last": lambda x: x[:, -1],
+    "largest": lambda x: x.amax(1),
+    "all tokens": lambda x: x,
+}
+
+
+@pytest.mark.parametrize("read_out", READ_OUT)
+@pytest.mark.parametrize("name", [None, "a convolution"])
+def test_a_read_out_of_tokens_is_no_mixing_and_a_convolution_before_it_is(name, read_out):
+    function = (lambda m, x: x) if name is None else LOCAL[name]
+    module = drawn(Outermost(function, before=False, read_out=READ_OUT[read_out]))
+    assert record(module, states("apart", 9)).reading.mixing == (() if name is None else ITSELF)
+
+
 @pytest.mark.parametrize("is_weighted", [False, True])
 def test_tokens_mixed_by_a_graph_that_is_an_input_are_named(is_weighted):
     graph = (random("graph", B, 9, 9) > 0).double() * (random("weights", B, 9, 9).exp() if is_weighted else 1)
     module = drawn(Outermost(lambda m, x, graph: x + (graph @ m.map(x)).relu()))
     assert record(module, states("apart", 9), graph).reading.mixing == ITSELF
+
+
+class Stem(nn.Module):
+    """Patches, and positions that a convolution of them makes, as in CPVT."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.patches, self.positions = nn.Conv2d(3, D, 4, 4), nn.Conv2d(D, D, size, padding=size // 2, groups=D)
+
+    def forward(self, x):
+        x = self.patches(x)
+        return (x + self.positions(x)).flatten(2).mT
+
+
+@pytest.mark.parametrize("mix", [written_out, by_kernel])
+@pytest.mark.parametrize("size", [1, 3])
+def test_patches_that_a_stem_mixes_are_named(size, mix):
+    images = random("images", B, 3, 32, 32)
+    outer = nn.Sequential(Stem(size), Sequence(Attention(mix)))
+    assert record(drawn(outer), images).reading.mixing == (() if size == 1 else ("0",))
