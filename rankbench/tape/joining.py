@@ -67,8 +67,8 @@ def _narrowed(touched: Touched, places: Places) -> list[tuple[Touched, Touched]]
         for run, (at, axis) in places.items():
             index = min(max(0, at[axis] + step), touched.base.entered[run][0].shape[axis] - 1)
             narrowed[run] = (*at[:axis], index, *at[axis + 1 :])
-        rows = {call.key: call.num_queries for call in touched.calls if call.key in touched.own_rows}
-        own_rows = {key: (touched.own_rows[key] + step) % num_queries for key, num_queries in rows.items()}
+        among = {call.key: call.num_queries for call in touched.calls}
+        own_rows = {key: (row + step) % among[key] for key, row in touched.own_rows.items() if key in among}
         other = touched.another(touched.way, own_rows, narrowed)
         if other is not None:
             passes.append(other)
