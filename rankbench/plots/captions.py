@@ -10,7 +10,7 @@ from rankbench.plots.marks import FEW_SEEDS
 # Figures that show seeds, or their number, in another way than `marks.spread`
 OTHERWISE = {
     "attention": "Points are heads, as means over {seeds}.",
-    "curves": "{rule} The spread of times per token is over the intervals between evaluations.",
+    "curves": "{rule} Times per token are geometric means over the intervals between evaluations.",
     "histograms": "{seeds} taken together.",
     "path_counts": "All seeds have the same paths.",
     "signal_map": "Each cell is the mean of its networks.",

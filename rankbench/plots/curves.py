@@ -22,10 +22,10 @@ def draw_curves(table: pd.DataFrame, published: pd.DataFrame | None = None, face
     """Test loss over steps, a line for each variant and number of layers, with its spread over seeds.
 
     A language model also has the losses that the frequencies of symbols and of their pairs give. If several were run:
-    also the loss at the best validation step, and the time per token with its spread over the intervals between
-    evaluations, both against layers. The time is a multiple of that of the variant `causal` if that was run. Published
-    numbers are open marks of the variant's colour, or dotted lines if they have no number of layers or if only one
-    network was run.
+    also the loss at the best validation step, and the time per token, a geometric mean over the intervals between
+    evaluations with its spread, both against layers. The time is a multiple of that of the variant `causal` if that was
+    run. Published numbers are open marks of the variant's colour, or dotted lines if they have no number of layers or
+    if only one network was run.
     """
     variants = list(dict.fromkeys(table.variant))
     several = len(table[["variant", "layers"]].drop_duplicates()) > 1
@@ -54,7 +54,7 @@ def draw_curves(table: pd.DataFrame, published: pd.DataFrame | None = None, face
             grid[0, 0].plot([], [], color=GREY, linestyle=DASHES[number % len(DASHES)], label=f"layers={depth}")
     if several:
         against_layers(grid[0, 1], table.drop_duplicates(["variant", "layers", "seed"]), "test_loss", variants, nats)
-        against_layers(grid[0, 2], _times(test), "microseconds_per_token", variants, ratios)
+        against_layers(grid[0, 2], _times(test), "microseconds_per_token", variants, ratios, geometric=True)
         grid[0, 1].set_ylabel(f"test {loss}, best step")
         grid[0, 2].set_ylabel(f"time per token / that of {BASE}" if BASE in variants else "microseconds per token")
     return with_legend(figure, grid)
@@ -85,7 +85,12 @@ def _printed_levels(axes: Axes, printed: pd.DataFrame, variant: str, colour: str
 
 
 def against_layers(
-    axes: Axes, seeds: pd.DataFrame, value: str, variants: list[str], published: pd.DataFrame | None
+    axes: Axes,
+    seeds: pd.DataFrame,
+    value: str,
+    variants: list[str],
+    published: pd.DataFrame | None,
+    geometric: bool = False,
 ) -> None:
     """Draw a value against the number of layers, a line for each variant, with the published numbers."""
     for number, variant in enumerate(variants):
@@ -95,7 +100,8 @@ def against_layers(
         if len(rows):
             if seeds.layers.nunique() == 1:  # marks that no line joins are placed side by side
                 rows = rows.assign(layers=rows.layers + 0.06 * (number - (len(variants) - 1) / 2))
-            mean_line(axes, rows, "layers", value, colour, marker=marker, label=choice_in_words(variant))
+            label = choice_in_words(variant)
+            mean_line(axes, rows, "layers", value, colour, geometric=geometric, marker=marker, label=label)
         if published is None:
             continue
         of_variant = published[published.series == variant]

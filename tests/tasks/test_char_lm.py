@@ -720,6 +720,15 @@ def test_the_figure_draws_what_the_table_says():
         assert levels == {label: printed} and alone.get_ylim()[0] < printed
 
 
+def test_a_pause_between_two_steps_leaves_the_interval_of_times_above_zero():
+    table = by_hand({("causal_l2", 1): 1.1, ("causal_l2_tied", 1): 1.2})
+    table = pd.concat([table.assign(step=table.step + 50 * number) for number in range(5)], ignore_index=True)
+    last = (table.variant == "causal_l2_tied") & (table.step == table.step.max())
+    table.loc[last, "microseconds_per_token"] *= 1000
+    times = draw_curves(table).axes[2]
+    assert 0 < times.dataLim.y0 < times.dataLim.y1
+
+
 @pytest.mark.further
 def test_analyses_without_a_figure_leave_none(tmp_path):
     cfg = config("trainer.steps=2", "analysis=[curves,samples]", "analysis.samples.number=2")
