@@ -28,6 +28,7 @@ from breadth import some
 from forked import fork
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from interrupted import during_step
 
 import rankbench.runs.checkpoints
 import rankbench.training.loop
@@ -129,22 +130,15 @@ def assert_same_run(run, reference):
     assert set(contents(run.folder)) == set(contents(reference.folder))  # no half-written file
 
 
-def stop_at(monkeypatch, step, kind=signal.SIGTERM):
-    """Send ourselves a signal while that step is computed."""
-    update = Training.update
-
-    def update_and_signal(self):
-        update(self)
-        if self.progress.step == step:
-            os.kill(os.getpid(), kind)
-
-    monkeypatch.setattr(Training, "update", update_and_signal)
+def send(kind):
+    """Send ourselves this signal."""
+    os.kill(os.getpid(), kind)
 
 
 def stopped(run, cfg, step, kind=signal.SIGTERM):
     """The run, trained until a signal arrives while that step is computed."""
     with pytest.MonkeyPatch.context() as patch:
-        stop_at(patch, step, kind)
+        during_step(patch, step, lambda: send(kind))
         with pytest.raises(Interrupted, match=f"stopped at step {step} of {cfg.trainer.steps}"):
             train(cfg, run)
     return run
@@ -575,7 +569,7 @@ def test_the_warning_of_a_cluster_reaches_the_launcher_after_the_checkpoint(tmp_
     before = signal.signal(signal.SIGUSR2, queue_again_and_exit)
     try:
         with monkeypatch.context() as patch:
-            stop_at(patch, 9, signal.SIGUSR2)
+            during_step(patch, 9, lambda: send(signal.SIGUSR2))
             with pytest.raises(SystemExit):
                 train(cfg, run)
     finally:
@@ -600,46 +594,29 @@ def train_until_killed(cfg, folder, kind, number):
     update, add, save_file = Training.update, StepsFile.add, rankbench.runs.checkpoints.save_file
     calls = []
 
-    def die():
-        os.kill(os.getpid(), signal.SIGKILL)
-
     def dying_update(self):
         if kind == "step" and self.progress.step == number:
-            die()
+            send(signal.SIGKILL)
         update(self)
 
     def dying_add(self, rows):
         if kind == "half a line" and rows[0]["step"] == number:
             add(self, rows[:1])
             append(self.path, f"{rows[1]['step']},{rows[1]['seed']},te")
-            die()
+            send(signal.SIGKILL)
         add(self, rows)
 
     def dying_save(tensors, path, header):
         calls.append(path)
         if kind == "between files" and len(calls) == number:
-            die()
+            send(signal.SIGKILL)
         save_file(tensors, path, header)
         if kind == "half a file" and len(calls) == number:
             os.truncate(path, os.path.getsize(path) // 2)
-            die()
+            send(signal.SIGKILL)
 
     Training.update, StepsFile.add, rankbench.runs.checkpoints.save_file = dying_update, dying_add, dying_save
     train(cfg, Run(folder))
-
-
-def train_and_kill(tmp_path, cfg, kills):
-    """Train in child processes, each killed at its moment; returns how they ended (minus the signal's number)."""
-    ended = []
-    for folder, kind, number in kills:
-        training = functools.partial(train_until_killed, cfg, folder, kind, number)
-        with fork(training, at=tmp_path, errors=tmp_path / "errors.txt") as process:
-            if kind == "seconds":
-                time.sleep(number)
-                process.kill()
-            ended.append(process.wait())
-        assert ended[-1] in (0, -signal.SIGKILL) and not process.took_too_long, process.last_line
-    return ended
 
 
 KILLS = [
@@ -659,13 +636,20 @@ def test_a_killed_run_continues_to_the_same_numbers(tmp_path, uninterrupted):
     cfg, reference = uninterrupted
     chance = random.Random(int.from_bytes(os.urandom(4), "big"))  # a new moment every time: that is the point
     kills = [*KILLS, *(("seconds", chance.uniform(0, 0.2)) for _ in range(2))]
-    folders = [tmp_path / f"run{number}" for number in range(len(kills))]
-    ended = train_and_kill(tmp_path, cfg, [(folder, *kill) for folder, kill in zip(folders, kills, strict=True)])
-    assert ended[: len(KILLS)] == [-signal.SIGKILL] * len(KILLS)
-    assert [Run(folder).state() is None for folder in folders[: len(KILLS)]] == [True, False, True, False, False, False]
-    for folder in folders:
-        train(cfg, Run(folder))
-        assert_same_run(Run(folder), reference)
+    runs, codes = [Run(tmp_path / f"run{number}") for number in range(len(kills))], []
+    for run, (kind, number) in zip(runs, kills, strict=True):
+        training = functools.partial(train_until_killed, cfg, run.folder, kind, number)
+        with fork(training, at=tmp_path, errors=tmp_path / "errors.txt") as process:
+            if kind == "seconds":
+                time.sleep(number)
+                process.kill()
+            codes.append(process.wait())
+        assert codes[-1] in (0, -signal.SIGKILL) and not process.took_too_long, process.last_line
+    assert codes[: len(KILLS)] == [-signal.SIGKILL] * len(KILLS)
+    assert [run.state() is None for run in runs[: len(KILLS)]] == [True, False, True, False, False, False]
+    for run in runs:
+        train(cfg, run)
+        assert_same_run(run, reference)
 
 
 @pytest.mark.further
@@ -698,13 +682,8 @@ def of_length(cfg, steps):
 @pytest.fixture(scope="module")
 def watched_config():
     """Rows of layers.csv at steps of their own, and rates that change from step to step."""
-    overrides = [
-        "optimizer.schedule=inverse_sqrt",
-        "optimizer.warmup=3",
-        "trainer.dynamics_every=3",
-        "model.dropout=0.1",
-    ]
-    return config(*overrides, "trainer.dynamics_sequences=2", "replicas=2", "trainer.steps=23")
+    overrides = ["optimizer.schedule=inverse_sqrt", "optimizer.warmup=3", "model.dropout=0.1", "trainer.steps=23"]
+    return config(*overrides, "trainer.dynamics_every=3", "trainer.dynamics_sequences=2", "replicas=2")
 
 
 # of configs whose rates do not depend on the number of steps
@@ -782,7 +761,7 @@ def test_a_lengthened_run_killed_before_its_first_step_loses_nothing(tmp_path, m
     shutil.copytree(run.folder, again.folder)
     train(cfg, run)
     assert_same_run(run, reference)
-    if killed_in in ("naming", "write_json", "write_text"):  # not yet a run of more steps
+    if killed_in != "_opened":  # not yet a run of more steps
         train(of_length(cfg, 18), again)
         assert_same_run(again, short)
 
@@ -911,28 +890,22 @@ def test_a_seed_that_reaches_the_target_stops_there_and_the_others_go_on(tmp_pat
         seed: {int(row["step"]): float(row["accuracy"]) for row in rows_of(free, seed=seed, split="test")[1:]}
         for seed in range(3)
     }
-    target = sorted(max(accuracy_of_step.values()) for accuracy_of_step in accuracies.values())[
-        -1
-    ]  # the best seed's best
+    target = max(max(of_step.values()) for of_step in accuracies.values())  # the best seed's best
     expected = {
-        seed: next((step for step, accuracy in accuracy_of_step.items() if accuracy >= target), None)
-        for seed, accuracy_of_step in accuracies.items()
+        seed: next((step for step, accuracy in of_step.items() if accuracy >= target), None)
+        for seed, of_step in accuracies.items()
     }
     reached = [seed for seed, step in expected.items() if step is not None]
     assert 0 < len(reached) < 3, "choose another seed: this target parts nobody"
     run = trained(tmp_path / "run", *overrides, f"trainer.target_accuracy={target}")
     for seed, step in expected.items():
         row_of_seed = run.summary()["seeds"][seed]
-        assert (row_of_seed["status"], row_of_seed["steps"]) == (
-            ("reached", step) if seed in reached else ("finished", 40)
-        )
-        assert row_of_seed["test_accuracy"] == accuracies[seed][row_of_seed["steps"]]
-        assert max(int(row["step"]) for row in rows_of(run, seed=seed)) == row_of_seed["steps"]
-        if seed in reached:
-            upto = trained(tmp_path / f"upto{step}", *overrides, f"trainer.steps={step}")
-            torch.testing.assert_close(one_seed(run, seed), one_seed(upto, seed), **SAME)
-        else:
-            torch.testing.assert_close(one_seed(run, seed), one_seed(free, seed), **SAME)
+        status, steps = ("reached", step) if seed in reached else ("finished", 40)
+        assert (row_of_seed["status"], row_of_seed["steps"]) == (status, steps)
+        assert row_of_seed["test_accuracy"] == accuracies[seed][steps]
+        assert max(int(row["step"]) for row in rows_of(run, seed=seed)) == steps
+        upto = trained(tmp_path / f"upto{step}", *overrides, f"trainer.steps={steps}") if seed in reached else free
+        torch.testing.assert_close(one_seed(run, seed), one_seed(upto, seed), **SAME)
 
 
 @pytest.mark.parametrize("steps", [4, 20])  # the target is reached at the last one, or long before it
@@ -945,10 +918,10 @@ def test_a_run_ends_when_every_seed_is_at_its_target(tmp_path, steps):
 def test_the_summary_has_the_accuracies_of_constant_answers(tmp_path):
     run, task = trained(tmp_path / "run", "replicas=2", "trainer.steps=1"), build_task(config().task)
     for row in run.summary()["seeds"]:
-        splits = {
-            name: task.sample(size, generator_for(row["seed"], name)) for name, size in (("train", 20), ("test", 30))
-        }
-        train_targets, test_targets = (split.targets.tolist() for split in splits.values())
+        train_targets, test_targets = (
+            task.sample(size, generator_for(row["seed"], name)).targets.tolist()
+            for name, size in (("train", 20), ("test", 30))
+        )
         commonest = max(range(5), key=Counter(letter for word in train_targets for letter in word).__getitem__)
         at = [Counter(word[n] for word in train_targets) for n in range(4)]
         by_position = [max(range(5), key=counts.__getitem__) for counts in at]  # the smallest of equals, as argmax
@@ -1137,10 +1110,8 @@ def test_metrics_say_what_the_final_weights_do(tmp_path):
         right = (outputs.argmax(-1) == test.targets.flatten()).double().mean().item()
         assert float(last["accuracy"]) == pytest.approx(right, rel=1e-12)
         row_of_seed = run.summary()["seeds"][seed]
-        assert (row_of_seed["test_loss"], row_of_seed["test_accuracy"]) == (
-            float(last["loss"]),
-            float(last["accuracy"]),
-        )
+        assert row_of_seed["test_loss"] == float(last["loss"])
+        assert row_of_seed["test_accuracy"] == float(last["accuracy"])
 
 
 def test_tokens_per_second_counts_the_tokens_of_partial_batches(tmp_path, monkeypatch):
