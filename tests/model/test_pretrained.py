@@ -20,7 +20,7 @@ import pooch
 import pytest
 import torch
 from breadth import some
-from refusals import refusal
+from refusals import Bomb, refusal
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -550,27 +550,17 @@ def test_a_tokenizer_that_reads_none_of_the_files_is_none(tmp_path):
     assert checkpoint.no_reader.endswith("tokens from these files, the model has 50")
 
 
-class Malicious:
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return Path.touch, (self.path,)
-
-
 @pytest.mark.parametrize("zipped", [True, False])
 def test_a_pickle_that_holds_more_than_tensors_is_not_run(tmp_path, zipped):
     folder, trace = tmp_path / "bad", tmp_path / "trace"
     path = saved(built("Bert"), folder, "bin")
-    weights = {"embeddings.word_embeddings.weight": Malicious(trace)}
+    weights = {"embeddings.word_embeddings.weight": Bomb(trace)}
     if zipped:
         torch.save(weights, folder / "pytorch_model.bin")
     else:
         (folder / "pytorch_model.bin").write_bytes(pickle.dumps(weights, protocol=2))
     assert "pytorch_model.bin holds more than tensors, and none of it was run" in refusal(load_checkpoint, path, 0)
     assert not trace.exists()
-    pickle.loads(pickle.dumps(weights))
-    assert trace.exists()  # it would have run
 
 
 def test_code_beside_the_weights_is_not_run(tmp_path):

@@ -17,7 +17,7 @@ import torch
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refusals import refusal
+from refusals import Bomb, refusal
 from safetensors.torch import save_file
 
 from rankbench.commands.compose import compose, resolve
@@ -204,16 +204,6 @@ def test_broken_tensors_are_named(run, name, read, damage):
     assert str(path) in refusal(read, run)
 
 
-class Bomb:
-    """Unpickled, it makes a file."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return Path.touch, (self.path,)
-
-
 @pytest.mark.parametrize("name, read", [("checkpoint", Run.weights), ("training_state", Run.state)])
 @pytest.mark.parametrize("write", [lambda bomb, path: path.write_bytes(pickle.dumps(bomb)), torch.save])
 def test_a_pickle_is_refused_and_not_executed(run, tmp_path, name, read, write):
@@ -221,14 +211,6 @@ def test_a_pickle_is_refused_and_not_executed(run, tmp_path, name, read, write):
     write(Bomb(target), path)
     assert str(path) in refusal(read, run)
     assert not target.exists()
-    # the bomb is a live one
-    pickle.loads(pickle.dumps(Bomb(target)))
-    assert target.exists()
-
-
-def test_tensors_without_facts_are_no_training_state(run):
-    save_file({"a": torch.zeros(1)}, run.folder / "training_state.safetensors")
-    assert str(run.folder / "training_state.safetensors") in refusal(run.state)
 
 
 def test_missing_weights_are_named(tmp_path):
