@@ -237,10 +237,14 @@ DEEP = "[" * 10**5 + "]" * 10**5
 LAUGHS = "".join(f"a{number}: &a{number} [{f'*a{number - 1},' * 9}]\n" for number in range(1, 12))
 
 
-ODD_JSON = [DEEP, "9" * 5000, "[]", "3", ""]
+ODD_JSON = [DEEP, "9" * 5000, "[]", "3", "", "{", "\xff\xfe"]
 ODD_YAML = ["a: " + "[" * 400, "&a\nmodel: *a\n", f"a0: &a0 1\n{LAUGHS}", "a: " + "9" * 5000]
 ODD_YAML += ["[a]", "[a]: 1", "a: 2020-13-45"]
-HUGE = f"seed,value\n0,1\n0,{'9' * 400}\n"
+ODD_TABLES = {
+    f"seed,value\n0,1\n0,{'9' * 400}\n": "value has an integer that is too large",
+    **dict.fromkeys(("", "a,b\n1,2\n1,2,3\n"), "not readable as a table"),
+    **dict.fromkeys(("a,b\n1,2\n3,", "a,b\n1,2\n3,45", "a,b"), "ends in the middle of a row"),
+}
 
 
 @pytest.mark.parametrize(
@@ -248,13 +252,13 @@ HUGE = f"seed,value\n0,1\n0,{'9' * 400}\n"
     [
         *((read_json, text, "") for text in ODD_JSON),
         *((read_yaml, text, "not ") for text in ODD_YAML),
-        (read_table, HUGE, "value has an integer that is too large"),
+        *((read_table, text, reason) for text, reason in ODD_TABLES.items()),
     ],
     ids=lambda value: value[:9] if isinstance(value, str) else value.__name__,
 )
 def test_an_odd_file_is_one_line(tmp_path, read, text, reason):
     path = tmp_path / "file"
-    path.write_text(text)
+    path.write_text(text, encoding="latin-1")
     assert refusal(read, path).startswith(f"{path}: {reason}")
 
 

@@ -282,12 +282,6 @@ def test_rows_that_the_checkpoint_does_not_count_are_one_line(tmp_path, cfg, ref
     assert_same_results(run, reference)
 
 
-@pytest.mark.parametrize("text", ["a,b\n1,2\n3,", "a,b\n1,2\n3,45", "a,b"])
-def test_a_table_cut_in_the_middle_of_a_row_is_one_line(tmp_path, text):
-    (tmp_path / "table.csv").write_text(text)
-    assert f"{tmp_path}/table.csv: ends in the middle of a row" in refusal(read_table, tmp_path / "table.csv")
-
-
 # --- special files ---------------------------------------------------------------------------------------------------
 
 
