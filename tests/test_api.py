@@ -161,10 +161,6 @@ def test_the_record_names_the_command_line_that_does_the_same(run, sweep):
     assert recorded(rb.load(sweep / "heads_1"))[-1] == f"out={sweep}/heads_1"
 
 
-def test_no_folder_has_an_empty_name():
-    assert refusal(rb.train, *TRAINED, out="") == "out=: is empty; leave it out, or give a folder"
-
-
 def test_a_finished_run_is_returned_as_it_is(run):
     before = {path.name: path.read_bytes() for path in run.folder.iterdir() if path.suffix in (".csv", ".safetensors")}
     again = rb.train(*TRAINED, out=run.folder)
@@ -252,10 +248,6 @@ def test_what_cannot_be_trained_is_one_line_and_leaves_nothing(words, parts, tmp
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_is_named_once():
-    assert refusal(rb.train, "out=a", out="b").startswith("out=a: the keyword out=b also names a folder")
-
-
 def test_a_preset_that_sweeps_is_one_run_where_its_keys_have_one_value():
     assert compose("train", "experiment=knob_lambda_skip", "model.skip_scale=0.5").model.skip_scale == 0.5
 
@@ -325,10 +317,13 @@ def test_analyze_returns_the_tables_that_the_command_writes(run, home, tmp_path)
 
 
 def test_the_recorded_words_of_an_analysis_compose_to_its_config(run, tmp_path):
-    rb.analyze(run, "paths", schemes=["frozen"], paths=FEW, readout="raw", sequences=np.int64(3), out=tmp_path / "out")
+    """Also those of NumPy's numbers."""
+    of_numpy = {"sequences": np.int64(3), "subset_sizes": np.arange(2, 4), "repeats": 2}
+    rb.analyze(run, "paths", schemes=["frozen"], paths=of_numpy, readout="raw", out=tmp_path / "out")
     command, *words = json.loads((tmp_path / "out" / "environment.json").read_text())["command"]
     recorded = yaml.safe_load((tmp_path / "out" / "config.yaml").read_text())
     assert command == "rankbench analyze" and dataclasses.asdict(compose("analyze", *words)) == recorded
+    assert recorded["analysis"]["paths"]["subset_sizes"] == [2, 3]
 
 
 @pytest.mark.further
@@ -338,13 +333,6 @@ def test_options_go_to_the_analyses_that_have_them(run):
     pd.testing.assert_frame_equal(tables["paths"], tables_of_one["paths"])
     all_of_them = rb.analyze(run, "paths", paths=FEW)["paths"]
     assert not all_of_them.accuracy.equals(tables_of_one["paths"].accuracy)
-
-
-@pytest.mark.further
-def test_numpys_numbers_are_numbers(run):
-    lists = rb.analyze(run, "paths", sequences=3, subset_sizes=[2, 3], repeats=1)["paths"]
-    arrays = rb.analyze(run, "paths", sequences=np.int64(3), subset_sizes=np.arange(2, 4), repeats=1)["paths"]
-    pd.testing.assert_frame_equal(arrays, lists)
 
 
 @pytest.mark.further
@@ -548,6 +536,8 @@ def test_a_null_byte_is_one_line_and_leaves_nothing(call, tmp_path, monkeypatch)
         (lambda run: rb.by_layer(run), "by_layer: table is of type Run; give a DataFrame"),
         (lambda run: rb.train(3), "3: not an override; give texts"),
         (lambda run: rb.train("seed=1", out=3), "train: out=3: is of type int; give a text, a path or None"),
+        (lambda run: rb.train("seed=1", out=""), "out=: is empty; leave it out, or give a folder"),
+        (lambda run: rb.train("out=a", out="b"), "out=a: the keyword out=b also names a folder"),
         (lambda run: rb.load(None), "load: folder=None; give a text or a path"),
         (lambda run: rb.load(""), "run=: is empty; give the folder of a run"),
         (lambda run: rb.load(run.folder, plugins=[3]), "load: plugins=[3]: is of type list; give a text or a list of"),
@@ -560,7 +550,7 @@ def test_a_null_byte_is_one_line_and_leaves_nothing(call, tmp_path, monkeypatch)
         (lambda run: rb.load_sweep(run.folder)[0:1], "__getitem__: number is of type slice; give a whole number"),
     ],
 )
-def test_an_argument_of_another_type_is_one_line(call, said, run):
+def test_an_argument_that_cannot_be_is_one_line(call, said, run):
     assert refusal(call, run).startswith(said)
 
 
