@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from shipped import task_of
 
-from rankbench.config.keys import ConfigError
 from rankbench.seeds import generator_for
-from rankbench.tasks import TASKS, Batch, build_task
+from rankbench.tasks import TASKS, Batch
 from rankbench.tasks.task import ABSENT, check_sample, majority_baselines, repeated_token_ceiling, score
 
 every = settings(max_examples=10, deadline=None)
@@ -98,11 +97,6 @@ def test_a_sample_is_what_the_task_says_and_a_function_of_its_generator(name):
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(first.inputs, same.inputs) and not torch.equal(first.inputs, other.inputs)
     torch.testing.assert_close(first.targets, same.targets, rtol=0, atol=0, equal_nan=True)
-
-
-def test_a_missing_option_is_refused_in_one_line():
-    with pytest.raises(ConfigError, match=r"^task\.length: missing; give it a value$"):
-        build_task({"name": "sorting"})
 
 
 # --- batches and scores ----------------------------------------------------------------------------------------------
