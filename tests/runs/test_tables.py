@@ -93,13 +93,9 @@ def test_write_json_turns_nan_to_null_however_deep(tmp_path):
     content["diverged"] = -math.inf
     write_json(tmp_path / "a.json", content)
     text = (tmp_path / "a.json").read_text()
-    assert json.loads(text, parse_constant=pytest.fail) == {
-        "loss": None,
-        "diverged": None,
-        "list": [1, None, {"x": [None, 0.1]}],
-        "number": None,
-        "3": "nan",
-    }
+    nothing = dict.fromkeys(("loss", "diverged", "number"))
+    read = json.loads(text, parse_constant=pytest.fail)
+    assert read == nothing | {"list": [1, None, {"x": [None, 0.1]}], "3": "nan"}
     assert text.endswith("}\n")
 
 
@@ -176,6 +172,7 @@ def test_who_stands_in_front_in_the_order_of_WHO():
         max_size=40,
     )
 )
+@example([("a", 1, seed, value) for seed, value in ((0, 1.0), (0, 1.0), (0, 1.0), (1, 3.0))])  # seeds weigh alike
 def test_mean_and_spread_is_that_of_a_loop(rows):
     table = pd.DataFrame(rows, columns=["model", "layer", "seed", "value"])
     got = mean_and_spread(table, ["model", "layer"], "value")
@@ -203,14 +200,6 @@ def test_mean_and_spread_is_that_of_a_loop(rows):
             assert half == pytest.approx(t * np.std(means, ddof=1) / math.sqrt(num_seeds), abs=1e-8)
 
 
-def test_a_seed_with_many_rows_weighs_as_much_as_one_with_few():
-    table = pd.DataFrame({"x": [1] * 4, "seed": [0, 0, 0, 1], "value": [1.0, 1.0, 1.0, 3.0]})
-    got = mean_and_spread(table, ["x"], "value").iloc[0]
-    # means of the seeds 1 and 3: mean 2, standard error sqrt(((2-1)^2 + (3-2)^2) / 1 / 2) = 1, t = tan(.475 pi)
-    assert got["mean"] == 2.0 and got["num_seeds"] == 2
-    assert got["high"] - got["mean"] == pytest.approx(math.tan(0.475 * math.pi), rel=1e-10)  # scipy 1.15 gives 2e-11
-
-
 def test_an_axis_that_holds_nan_keeps_its_rows():
     table = pd.DataFrame({"layer": [0.0, math.nan], "seed": [0, 0], "value": [1.0, 2.0]})
     assert mean_and_spread(table, ["layer"], "value")["mean"].tolist() == [1.0, 2.0]
@@ -230,6 +219,7 @@ def test_a_wide_table_is_thinned_to_its_ends_and_some_between(columns):
 
 @every
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=12))
+@example([0.05, 0.7, 0.99])  # Student's would have both ends outside
 def test_the_interval_of_a_share_stays_a_share_and_holds_the_mean(values):
     mean, low, high, _ = interval95(values, "share")
     rounding = 1e-12  # of the logit and back
@@ -243,14 +233,6 @@ def test_far_from_its_ends_the_interval_of_a_share_is_students():
     wanted = stats.t.interval(0.95, 3, mean, stats.sem(values))
     # the logit is straight there: its curvature changes the ends by (half-width)^3, 2e-6
     assert [low, high] == pytest.approx(wanted, abs=5e-6) and method == "t of logits"
-
-
-def test_shares_that_would_leave_their_scale_by_students_interval():
-    values = [0.05, 0.7, 0.99]
-    outside = stats.t.interval(0.95, 2, np.mean(values), stats.sem(values))
-    assert outside[0] < 0 and outside[1] > 1
-    _, low, high, _ = interval95(values, "share")
-    assert 0 < low < 0.05 and 0.95 < high < 1
 
 
 @pytest.mark.parametrize("column", ["test_accuracy", "whole_loss", "effective_rank", "log10_residual", "loss_fall"])
