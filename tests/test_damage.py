@@ -272,34 +272,23 @@ def test_metrics_that_training_has_not_written_are_one_line(trained, tmp_path, c
 # --- a report goes on without a damaged run --------------------------------------------------------------------------
 
 
-def damage_config(run):
-    (run.folder / "config.yaml").write_text("&a\nmodel: *a\n")
+def with_odd_claims(config):
+    return yaml.safe_dump(yaml.safe_load(config) | {"claims": [["a"]]})
 
 
-def damage_claims(run):
-    config = yaml.safe_load((run.folder / "config.yaml").read_text())
-    (run.folder / "config.yaml").write_text(yaml.safe_dump(config | {"claims": [["a"]]}))
-
-
-def damage_summary(run):
-    (run.folder / "summary.json").write_text('{"status": "finished", "seeds": 3}')
-
-
-def damage_table(run):
-    (run.folder / "paths.csv").write_text("")
-
-
-def put_a_pipe(run):
-    os.mkfifo(run.folder / "paths.csv")
-
-
-DAMAGES = (damage_config, damage_claims, damage_summary, damage_table, put_a_pipe)
+DAMAGES = {  # what is done to a run's folder
+    "config": lambda folder: (folder / "config.yaml").write_text("&a\nmodel: *a\n"),
+    "claims": lambda folder: (folder / "config.yaml").write_text(with_odd_claims((folder / "config.yaml").read_text())),
+    "summary": lambda folder: (folder / "summary.json").write_text('{"status": "finished", "seeds": 3}'),
+    "table": lambda folder: (folder / "paths.csv").write_text(""),
+    "pipe": lambda folder: os.mkfifo(folder / "paths.csv"),
+}
 
 
 def test_a_report_lists_damaged_runs_and_goes_on_with_the_others(trained, tmp_path, undrawn_here):
     runs = {"whole": copy_of(trained, tmp_path / "runs", "whole")}
-    for damage in DAMAGES:
-        damage(copy_of(trained, tmp_path / "runs", damage.__name__))
+    for name, damage in DAMAGES.items():
+        damage(copy_of(trained, tmp_path / "runs", name).folder)
     (tmp_path / "runs" / "whole" / "environment.json").write_text(DEEP)  # a page is useful without it
     changed = copy_of(trained, tmp_path / "runs", "changed")
     lines = (changed.folder / "residual.csv").read_text().replace(",0.", ",abc.")
@@ -307,14 +296,14 @@ def test_a_report_lists_damaged_runs_and_goes_on_with_the_others(trained, tmp_pa
     (tmp_path / "report").mkdir()
     printed = gather(find_runs(str(tmp_path / "runs")), tmp_path / "report")
     assert printed[0].startswith("7 jobs, ") and {"5 damaged", "2 finished"} <= set(printed[0].split(", "))
-    for damage in DAMAGES:
-        (line,) = [line for line in printed if line.startswith(f"{damage.__name__}: damaged (")]
-        assert str(tmp_path / "runs" / damage.__name__) in line and "\n" not in line
+    for name in DAMAGES:
+        (line,) = [line for line in printed if line.startswith(f"{name}: damaged (")]
+        assert str(tmp_path / "runs" / name) in line and "\n" not in line
     assert "changed: changed since it was written, so tables are left out: residual.csv" in printed
     assert set(read_table(tmp_path / "report" / "residual.csv").run) == set(runs)
     final = read_table(tmp_path / "report" / "sweep.csv").set_index("run")
     assert set(final.loc["whole"].test_accuracy) == {row["test_accuracy"] for row in trained.summary()["seeds"]}
-    assert final.job_status["damage_config"] == "damaged"
+    assert final.job_status["config"] == "damaged"
     assert "damaged" in (tmp_path / "report" / "report.html").read_text()
 
 
