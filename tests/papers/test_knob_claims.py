@@ -41,21 +41,12 @@ def measured(key, kept, rank=None, seeds=5, size=20.0, **more):
         for seed in range(seeds):
             last = 0.5 * share * (1 + 0.01 * seed)
             hidden = float(last < FLOOR)
-            for layer, sublayer, left in (
-                (0, "input", 0.5),
-                (2, "weights", math.nan),
-                (2, "attention", 7.0),
-                (2, "mlp", last),
-            ):
+            states = [(0, "input", 0.5), (2, "weights", math.nan), (2, "attention", 7.0), (2, "mlp", last)]
+            for layer, sublayer, left in states:
                 behind = layer == 2
                 row = {"seed": seed, "weights": "initialised", "variant": "full", "layer": layer, "sublayer": sublayer}
-                row |= {
-                    "relative_residual": left,
-                    "residual": size * left,
-                    "noise_floor": size * FLOOR,
-                    key: str(value),
-                }
-                row |= {"below_floor": hidden if behind else 0.0}
+                row |= {"relative_residual": left, "residual": size * left, "noise_floor": size * FLOOR}
+                row |= {key: str(value), "below_floor": hidden if behind else 0.0}
                 ranks = 8.0 if not behind or rank is None else rank[value] * (1 + 0.01 * seed)
                 rows.append(row | {"effective_rank": ranks, "effective_rank_centred": ranks, **more})
     return pd.DataFrame(rows)
@@ -117,24 +108,18 @@ UNIFORM, MIX, VALUES = "model.mix_uniform", "model.mix_attention", "model.values
 MEAN = 1.02  # of 1 to 1.04, over the seeds
 
 
-# name: (a table that supports it, the number measured on it, tables that refute it)
 def of_exclusive(exclusive=1e-7):
     """A table of the analysis attention of three layers: the cosine with the own value by model.exclusive."""
     return pd.DataFrame(
-        {
-            "seed": seed,
-            "weights": "initialised",
-            "layer": layer,
-            "head": 1,
-            "model.exclusive": str(is_exclusive).lower(),
-        }
-        | {"value_cosine": -layer * (exclusive if is_exclusive else 0.4)}
+        {"seed": seed, "weights": "initialised", "layer": layer, "head": 1}
+        | {"model.exclusive": str(is_exclusive).lower(), "value_cosine": -layer * (exclusive if is_exclusive else 0.4)}
         for is_exclusive in (False, True)
         for seed in range(5)
         for layer in (1, 2, 3)
     )
 
 
+# name: (a table that supports it, the number measured on it, tables that refute it)
 TABLES = {
     "knob_residual_scale": (
         followed(BRANCH, {1: 0.01, 0.5: 0.3, 0.204: 0.9, 0.1: 0.8}),
