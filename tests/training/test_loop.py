@@ -25,6 +25,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from breadth import some
+from command_line import SMALLEST
 from forked import fork
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -53,19 +54,8 @@ from rankbench.training.loop import Interrupted, train
 from rankbench.training.pieces import clipped
 from rankbench.training.seeds_side_by_side import METRICS, Training
 
-TINY = [
-    "model.layers=1",
-    "model.width=8",
-    "task.length=4",
-    "task.alphabet=5",
-    "task.train_size=20",  # in batches of 8: an epoch is 8, 8 and 4 sequences
-    "task.test_size=30",
-    "trainer.batch_size=8",
-    "trainer.steps=20",
-    "trainer.eval_every=4",
-    "trainer.checkpoint_every=7",
-    "optimizer.lr=0.01",
-]
+# an epoch of 20 sequences is a batch of 8, one of 8 and one of 4
+TINY = [*SMALLEST, "trainer.steps=20", "trainer.eval_every=4", "trainer.checkpoint_every=7", "optimizer.lr=0.01"]
 
 # Two routes through the same float64 arithmetic differ by the order of sums: about 1e-16 a step. The rules that divide
 # by a gradient's size can enlarge that a thousandfold and more; 1e-9 leaves room and is far below any real mistake.
