@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from drawn import generator, normal, transformer
+from drawn import generator, initialised, normal
 
 import rankbench
 from rankbench.measures.streams import mixing_metrics, stream_residual, streams_by_layer
-from rankbench.model.initialise import initialise
 
 S, LAYERS = 3, 2
 # Float64: eps = 2.2e-16, a few dozen operations on numbers of size 1
@@ -16,10 +15,8 @@ ROUNDING = 1e-13
 
 def network(**keys):
     """A Transformer with hyper-connections, and tokens."""
-    keys = {"norm": "pre", "hyper_connections": "free", "streams": S, **keys}
-    model, draws = transformer(layers=LAYERS, **keys).requires_grad_(False), generator()
-    initialise(model, draws)
-    return model, torch.randint(7, (4, 5), generator=draws)
+    model = initialised(layers=LAYERS, **{"norm": "pre", "hyper_connections": "free", "streams": S, **keys})
+    return model.requires_grad_(False), torch.randint(7, (4, 5), generator=generator())
 
 
 def connections(model):
