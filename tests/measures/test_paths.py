@@ -86,6 +86,7 @@ MIXES = [
     {"mix_identity": 1.0, "mask": "window", "window": 1, "norm": "none", "temperature": 2.0},
     {"embedding_norm": True, "positions": "learned", "norm": "post"},
     {"embedding_norm": True, "norm": "none", "norm_kind": "rmsnorm", "norm_affine": False},
+    {"weight_norm": "sigma"},
 ]
 
 
