@@ -339,22 +339,10 @@ def test_parts_taken_out_against_the_library_patched(family, patched, changes):
 
 
 # where the embedding is the result of a submodule, as the tape wants it
-BEGIN = {
-    "Bert": "embeddings",
-    "Bert, causal": "embeddings",
-    "Roberta": "embeddings",
-    "DistilBert": "embeddings",
-    "Albert": "encoder.embedding_hidden_mapping_in",
-    "GPT2": "drop",
-    "T5": "encoder.embed_tokens",
-    "T5, gated": "encoder.embed_tokens",
-    "Llama": "embed_tokens",
-    "Llama, biases": "embed_tokens",
-    "Llama, head width": "embed_tokens",
-    "XLNet": "word_embedding",
-    "ViT": "embeddings",
-    "DeiT": "embeddings",
-}
+BEGIN = dict.fromkeys(("Bert", "Bert, causal", "Roberta", "DistilBert", "ViT", "DeiT"), "embeddings")
+BEGIN |= {"Albert": "encoder.embedding_hidden_mapping_in", "GPT2": "drop", "XLNet": "word_embedding"}
+BEGIN |= dict.fromkeys(("Llama", "Llama, biases", "Llama, head width"), "embed_tokens")
+BEGIN |= dict.fromkeys(("T5", "T5, gated"), "encoder.embed_tokens")
 
 
 @pytest.mark.parametrize("family", some(BEGIN, 2))
