@@ -200,11 +200,8 @@ def test_the_penn_treebank():
         assert (batch.inputs != ABSENT).sum(1).tolist() == lengths == (batch.targets != ABSENT).sum(1).tolist()
         assert sum(len(line) + 1 > 288 for line in lines) < 0.01 * len(lines)
         assert task.decode(batch.targets[7]) == lines[7]
-    assert len(task.alphabet) == 49 and {name: len(batch.inputs) for name, batch in splits.items()} == {
-        "train": 42068,
-        "valid": 3370,
-        "test": 3761,
-    }
+    assert len(task.alphabet) == 49
+    assert [len(splits[name].inputs) for name in ("train", "valid", "test")] == [42068, 3370, 3761]
 
 
 # --- the grammar ------------------------------------------------------------------------------------------------------
@@ -282,7 +279,7 @@ def test_every_sentence_is_one_of_the_grammar_and_has_its_entropy():
 def test_losses_of_counts_are_those_counted_by_hand(text):
     """Each pair counts once more than it occurs. The beginning is a symbol before others, the end one behind others."""
     folder, _ = text
-    task = char_lm(path=str(folder), train_size=None, valid_size=None, test_size=None)
+    task = all_of(folder)
     counts, symbols = {}, range(task.num_outputs)
     for inputs, targets in zip(*(x.tolist() for x in task.splits()["train"].__dict__.values()), strict=True):
         for pair in zip(inputs, targets, strict=True):
@@ -402,9 +399,8 @@ def test_seeds_side_by_side_are_seeds_alone(tmp_path, model):
 def test_one_graph_serves_many_widths(graphs):
     weights = {}
     for compile in ("true", "false"):
-        cfg = config(
-            "model.layers=1", "task.pad_to=1", "trainer.batch_size=3", "replicas=2", f"trainer.compile={compile}"
-        )
+        words = ["model.layers=1", "task.pad_to=1", "trainer.batch_size=3", f"trainer.compile={compile}"]
+        cfg = config(*words, "replicas=2")
         training = Training(cfg, build_task(cfg.task), Machine.prepare(cfg), [0, 1])
         widths = set()
         for _ in range(12):
@@ -498,10 +494,9 @@ def test_the_schedule_is_the_papers(gamma, width, warmup):
 
 
 def test_at_laptop_scale_the_peak_rate_falls_with_the_root_of_the_number_of_layers():
+    words = ["experiment=kim_lstm", "model=causal"]
     peaks = [
-        compose(
-            "train", "experiment=kim_lstm", f"budget={budget}", "model=causal", f"model.layers={layers}"
-        ).optimizer.lr
+        compose("train", *words, f"budget={budget}", f"model.layers={layers}").optimizer.lr
         for budget in ("laptop", "paper")
         for layers in (1, 4)
     ]
@@ -512,18 +507,9 @@ def test_at_laptop_scale_the_peak_rate_falls_with_the_root_of_the_number_of_laye
 def test_a_small_network_comes_near_the_entropy_of_the_grammar(tmp_path):
     """From above, as nothing can be below it but by chance; memorising nothing, as the training set is large. With
     sinusoidal positions 600 steps end .18 nats above it, 1,500 .06."""
-    cfg = config(
-        "precision=fp32",
-        "model.width=48",
-        "model.layers=2",
-        "task.train_size=20000",
-        "task.valid_size=300",
-        "task.test_size=300",
-        "trainer.batch_size=32",
-        "trainer.steps=1500",
-        "trainer.eval_every=500",
-        "optimizer.lr=0.003",
-    )
+    words = ["model.width=48", "model.layers=2", "task.train_size=20000", "task.valid_size=300", "task.test_size=300"]
+    words += ["trainer.batch_size=32", "trainer.steps=1500", "trainer.eval_every=500", "optimizer.lr=0.003"]
+    cfg = config("precision=fp32", *words)
     (summary_row,) = train(cfg, Run(tmp_path / "run"))["seeds"]
     task = build_task(cfg.task)
     test = task.splits()["test"]
@@ -582,9 +568,8 @@ def test_the_table_of_samples(tmp_path, name):
         targets = [*numbers[0, 1:].tolist(), *([len(subject.task.alphabet)] if row.ended else [])]
         positions = range(4, len(targets))  # behind `the `
         assert row.characters == len(positions)
-        assert row.log_likelihood == pytest.approx(
-            sum(log_likelihoods[n, targets[n]].item() for n in positions), abs=1e-9
-        )
+        wanted = sum(log_likelihoods[n, targets[n]].item() for n in positions)
+        assert row.log_likelihood == pytest.approx(wanted, abs=1e-9)
     assert table.equals(samples.table(subject, options))
     digest = samples.digest(table.assign(**subject.who))
     assert digest.splitlines()[1:] == [f"  {text}" for text in table.text[:3]]
@@ -612,11 +597,8 @@ def test_the_table_of_curves(tmp_path):
         rows_of_seed = metrics[(metrics.seed == subject.seed) & (metrics.split != "train")].reset_index(drop=True)
         pd.testing.assert_frame_equal(table[["step", "split", "loss"]], rows_of_seed[["step", "split", "loss"]])
         first = table.iloc[0]
-        assert (first.best_step, first.test_loss, first.test_bits) == (
-            summary_row["best_step"],
-            summary_row["test_loss"],
-            pytest.approx(summary_row["test_bits"], rel=1e-15),
-        )
+        assert (first.best_step, first.test_loss) == (summary_row["best_step"], summary_row["test_loss"])
+        assert first.test_bits == pytest.approx(summary_row["test_bits"], rel=1e-15)
         sentences = [subject.task.decode(targets) for targets in subject.test.targets]
         ended = sum(len(sentence) < subject.task.length for sentence in sentences)  # the others are cut off
         characters = sum(map(len, sentences))
@@ -645,10 +627,8 @@ def test_curves_of_a_task_without_a_validation_set(tmp_path):
     (subject,) = subjects_of_run(run, Machine.prepare(cfg))
     table = curves.table(subject, curves.Options(["test"]))
     assert table.best_step.unique().tolist() == [4] and set(table.split) == {"test"}
-    assert "(one seed)" in curves.digest(table.assign(seed=0)) and not {
-        "test_loss_per_character",
-        "bigram_loss",
-    } & {*table}
+    assert "(one seed)" in curves.digest(table.assign(seed=0))
+    assert not {"test_loss_per_character", "bigram_loss"} & {*table}
     fresh = dataclasses.replace(subject, curve=None)
     assert "needs metrics.csv of a training" in refusal(curves.table, fresh, curves.Options(["test"]))
 
@@ -666,19 +646,12 @@ def by_hand(losses, seeds=3, times=None):
         for seed in range(seeds):
             final = loss + 0.001 * seed
             facts = {"variant": variant, "layers": layers, "test_loss": final, "seed": seed}
+            facts |= {"split": "test", "accuracy": 0.5, "test_bits": 1}
             time = (times or {}).get(variant, 10.0) * layers
-            rows += [
-                {
-                    **facts,
-                    "step": step,
-                    "split": "test",
-                    "loss": final + 1 / (step + 1),
-                    "accuracy": 0.5,
-                    "test_bits": 1,
-                    "microseconds_per_token": time * (1 + step / 10) if step > 10 else math.nan,
-                }
-                for step in range(0, 50, 10)
-            ]
+            for step in range(0, 50, 10):
+                microseconds = time * (1 + step / 10) if step > 10 else math.nan
+                loss_there = final + 1 / (step + 1)
+                rows.append(facts | {"step": step, "loss": loss_there, "microseconds_per_token": microseconds})
     return pd.DataFrame(rows)
 
 
