@@ -47,11 +47,7 @@ def check_ratios(table, columns):
 def test_command_writes_a_table_for_each_benchmark(tmp_path, capsys):
     out = tmp_path / "bench"
     main(["paths", "training", *TINY, f"out={out}"])
-    assert {path.name for path in out.iterdir()} == {
-        "environment.json",
-        "bench_paths.csv",
-        "bench_training.csv",
-    }
+    assert {path.name for path in out.iterdir()} == {"environment.json", "bench_paths.csv", "bench_training.csv"}
     sums = read_table(out / "bench_paths.csv")
     ratios = ["ratio_sums_to_forward_narrow", "ratio_sums_to_forward", "ratio_tape_to_sums"]
     ratios += ["ratio_speedup_over_one_head", "ratio_speedup_over_all_heads"]
@@ -128,10 +124,7 @@ def test_startup_commands_run(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("benchmark", "ratios", "num_rows"),
-    [
-        (depth, ["ratio_sums_to_forward_of_depth"], 2),
-        (metrics, ["ratio_metrics_to_svd"], 2),
-    ],
+    [(depth, ["ratio_sums_to_forward_of_depth"], 2), (metrics, ["ratio_metrics_to_svd"], 2)],
 )
 def test_tables_hold_their_ratios(benchmark, ratios, num_rows, monkeypatch):
     monkeypatch.setattr(metrics, "SHAPE", (3, 6, 8))

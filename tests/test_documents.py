@@ -133,8 +133,7 @@ def listed(text):
 
 @pytest.mark.further
 @pytest.mark.parametrize(
-    ("steps", "kinds"),
-    [(1, ["initialised"]), pytest.param(500, ["initialised", "trained"], marks=pytest.mark.slow)],
+    ("steps", "kinds"), [(1, ["initialised"]), pytest.param(500, ["initialised", "trained"], marks=pytest.mark.slow)]
 )
 @pytest.mark.usefixtures("unpainted_here", "rounded_once_here")
 def test_the_tutorials_listing_is_what_its_command_prints(tmp_path, steps, kinds):

@@ -616,10 +616,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path, inputs):
     with pytest.raises(rb.ConfigError, match="holds files of something other than a watched"):
         rb.observe(LanguageModel(), inputs, out=tmp_path / "thesis")
     assert [path.name for path in (tmp_path / "thesis").iterdir()] == ["thesis.tex"]
-    with (
-        rb.observe(LanguageModel(), inputs, out=folder),
-        pytest.raises(rb.ConfigError, match="another process"),
-    ):
+    with rb.observe(LanguageModel(), inputs, out=folder), pytest.raises(rb.ConfigError, match="another process"):
         rb.observe(LanguageModel(), inputs, out=folder)
     assert {name: (folder / name).read_bytes() for name in before if name.endswith(".csv")} == {
         name: text for name, text in before.items() if name.endswith(".csv")

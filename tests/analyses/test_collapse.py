@@ -539,12 +539,7 @@ def test_tokens_that_overflow_are_refused(network):
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [
-        ("attention", "cosine"),
-        ("attention", "contractive_l2"),
-        ("mix_identity", 0.5),
-        ("mix_uniform", -1.0),
-    ],
+    [("attention", "cosine"), ("attention", "contractive_l2"), ("mix_identity", 0.5), ("mix_uniform", -1.0)],
 )
 def test_what_no_rule_follows_is_refused_in_one_line(network, key, value):
     check(network())

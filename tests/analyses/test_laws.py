@@ -403,10 +403,7 @@ def law_of(*points):
     return Law({}, lambda: (("a", x, x) for x in (1, 2)), "x", "value", simulated=lambda generator: iter(points))
 
 
-@pytest.mark.parametrize(
-    ("point", "measured"),
-    [((2, 2.5), 0.5), ((2, math.nan), math.nan), ((3, 3), math.nan)],
-)
+@pytest.mark.parametrize(("point", "measured"), [((2, 2.5), 0.5), ((2, math.nan), math.nan), ((3, 3), math.nan)])
 def test_a_point_without_a_number_or_a_form_is_no_agreement(monkeypatch, fresh_subject, point, measured):
     points = [(1, 1.0), (2, 2.0), point]
     monkeypatch.setitem(LAWS, "own", law_of(*(("claimed", "a", *each) for each in points)))

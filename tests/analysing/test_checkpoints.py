@@ -584,10 +584,7 @@ def test_refused_and_nothing_written(folder, tmp_path, name, words, analysis, me
 
 @pytest.mark.parametrize(
     "inputs, message",
-    [
-        (np.array([[1, 99]]), "token id 99; the vocabulary"),
-        (np.array([1, 2, 3]), "give (sequences, tokens)"),
-    ],
+    [(np.array([[1, 99]]), "token id 99; the vocabulary"), (np.array([1, 2, 3]), "give (sequences, tokens)")],
 )
 def test_token_ids_refused(folder, tmp_path, inputs, message):
     np.save(tmp_path / "ids.npy", inputs)

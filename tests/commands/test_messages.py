@@ -135,10 +135,7 @@ HEAD = "# @package _global_\n"
         (HEAD + "model: {layer: 1}\n", "experiment/mine.yaml: model.layer: unknown key, did you mean layers?"),
         (HEAD + "model: {layers: two}\n", "experiment/mine.yaml: model.layers=two: wants an integer"),
         (HEAD + "model: {layers: }\n", "experiment/mine.yaml: model.layers=null: null is not allowed here"),
-        (
-            HEAD + "model.layers: 2\n",
-            "experiment/mine.yaml: model.layers: keys are nested in a YAML file, as in model",
-        ),
+        (HEAD + "model.layers: 2\n", "experiment/mine.yaml: model.layers: keys are nested in a YAML file, as in model"),
         (HEAD + "model: san\n", "experiment/mine.yaml: model: is a group of keys; give these"),
         (HEAD + "analysis: [paths]\n", "in the file's defaults, as in `- override /analysis: [residual]`"),
     ],

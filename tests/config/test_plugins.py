@@ -215,10 +215,7 @@ def test_a_finite_set_is_split_anew_by_each_seed_without_an_overlap(example):
     ("words", "said"),
     [
         (["task.train_size=49"], "task.train_size=49: task.name=modular_addition has 49 sequences in all"),
-        (
-            ["task.train_size=40", "task.test_size=10"],
-            "task.test_size=10: of 49 sequences task.train_size=40 leaves 9",
-        ),
+        (["task.train_size=40", "task.test_size=10"], "task.test_size=10: of 49 sequences task.train_size=40 leaves 9"),
         (["task.modulus=1000000"], "beyond_memory=false: needs at least"),  # all other pairs are test sequences
     ],
 )

@@ -18,14 +18,7 @@ from rankbench.commands.composition import register
 from rankbench.config import keys
 from rankbench.config.compatibility import check
 from rankbench.config.keys import ConfigError, as_typed, closest, entries, typed
-from rankbench.config.schema import (
-    KEYS,
-    SCHEMAS,
-    ModelConfig,
-    OptimizerConfig,
-    TrainerConfig,
-    conf_dir,
-)
+from rankbench.config.schema import KEYS, SCHEMAS, ModelConfig, OptimizerConfig, TrainerConfig, conf_dir
 from rankbench.tasks import TASKS, build_task
 from rankbench.tasks.corpora import CORPORA
 

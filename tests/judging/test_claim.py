@@ -86,10 +86,7 @@ def test_what_is_no_claim_is_refused(fields, said):
         ({"measure": lambda rows: None}, "TypeError: its measure gave a NoneType; return a number"),
         ({"scale": "share"}, "ValueError: its measure gave 3, which is outside of its scale, share"),
         ({"scale": "positive", "measure": lambda rows: -1.0}, "ValueError: its measure gave -1, which is outside of"),
-        (
-            {"control": Control.beyond("none", value="2 * vale")},
-            "UndefinedVariableError: name 'vale' is not defined",
-        ),
+        ({"control": Control.beyond("none", value="2 * vale")}, "UndefinedVariableError: name 'vale' is not defined"),
         ({"control": Control("no rows", lambda rows: None)}, "AttributeError: 'NoneType' object has no attribute"),
         ({"by": ("scheme",)}, "KeyError: 'scheme'"),
     ],

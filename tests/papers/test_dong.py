@@ -440,10 +440,7 @@ EVERYTHING = {"variants": ["full", "no_mlp", "no_skip", "attention_only", "atten
             marks=pytest.mark.slow,
         ),
         pytest.param({"mlp": False, "mlp_skip": False}, {"dong_fig2_mlps_do_not_help"}, marks=pytest.mark.slow),
-        (
-            {"skip": False, "mlp": False, "mlp_skip": False},
-            {"dong_fig2_skips", "dong_fig2_mlps_do_not_help"},
-        ),
+        ({"skip": False, "mlp": False, "mlp_skip": False}, {"dong_fig2_skips", "dong_fig2_mlps_do_not_help"}),
     ],
     ids=["transformer", "no skip", "no MLP", "attention only"],
 )

@@ -61,10 +61,7 @@ def test_a_report_lists_the_jobs_that_never_began(sweep, tmp_path, undrawn_here)
         (gather_sweep(sweep.folder, ["model.heads"]), sweep.folder),
         (gather(find_runs(str(sweep.folder)), tmp_path / "report"), tmp_path / "report"),
     ):
-        assert lines[:3] == [
-            "3 jobs, 1 finished, 2 missing",
-            *(f"{job.folder}: missing" for job in JOBS[1:]),
-        ]
+        assert lines[:3] == ["3 jobs, 1 finished, 2 missing", *(f"{job.folder}: missing" for job in JOBS[1:])]
         table = pd.read_csv(folder / "sweep.csv")
         assert list(table.job_status) == ["finished", "missing", "missing"]
         page = (folder / "report.html").read_text()
