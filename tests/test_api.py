@@ -110,15 +110,11 @@ def test_the_package_says_that_it_is_typed():
 def test_the_blocks_of_the_documents_run(tmp_path, monkeypatch):
     """Those about watching a training: tests/test_observe.py."""
     monkeypatch.chdir(tmp_path)
-    block, tape, _, _ = re.findall(
-        r"^```python\n(.*?)^```", (ROOT / "docs" / "PYTHON.md").read_text(), re.DOTALL | re.MULTILINE
-    )
+    page = (ROOT / "docs" / "PYTHON.md").read_text()
+    block, tape, _, _ = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     assert '"experiment=demo", "replicas=3"' in block
-    names = {}
-    exec(
-        block.replace('"experiment=demo"', '"experiment=demo", "budget=smoke", "model.layers=2", "task.test_size=50"'),
-        names,
-    )
+    names, preset = {}, '"experiment=demo"'
+    exec(block.replace(preset, f'{preset}, "budget=smoke", "model.layers=2", "task.test_size=50"'), names)
     assert names["run"].status == "finished" and sorted(set(names["run"].metrics.seed)) == [0, 1, 2]
     assert set(names["tables"]) == {"residual", "paths"}
     assert isinstance(names["figure"], Figure)
@@ -274,9 +270,7 @@ def test_load_refuses_what_is_no_run(home, sweep):
 def test_a_sweep_has_its_varied_keys_in_every_table(sweep):
     runs = rb.load_sweep(sweep)
     assert runs.keys == ["model.heads"] and len(runs) == 2
-    assert (
-        [run.config.model.heads for run in runs] == [1, 2] == [runs[0].config.model.heads, runs[1].config.model.heads]
-    )
+    assert [run.config.model.heads for run in (*runs, runs[0], runs[1])] == [1, 2, 1, 2]
     for table, table_of_run in (
         (runs.table("residual"), lambda run: run.table("residual")),
         (runs.metrics, lambda run: run.metrics),
@@ -287,9 +281,8 @@ def test_a_sweep_has_its_varied_keys_in_every_table(sweep):
     assert list(final["model.heads"]) == [1, 1, 2, 2] and set(final.status) == {"finished"}
     accuracy = [seed["test_accuracy"] for run in runs for seed in run.summary()["seeds"]]
     assert list(final.test_accuracy) == accuracy
-    assert "residul: no run has such a table, did you mean residual?; there are layers, m" in refusal(
-        runs.table, "residul"
-    )
+    said = "residul: no run has such a table, did you mean residual?; there are layers, m"
+    assert said in refusal(runs.table, "residul")
     assert refusal(rb.load_sweep, "nowhere").startswith("runs=nowhere: no run there")
 
 
@@ -302,10 +295,9 @@ def test_analyze_returns_the_tables_that_the_command_writes(run, home, tmp_path)
     tables = rb.analyze(run, "residual", "paths", sequences=4, paths=FEW)
     assert sorted(home.rglob("*")) == before  # nothing is written
     written = rb.analyze(str(run.folder), "residual", "paths", sequences=4, paths=FEW, out=tmp_path / "out")
-    assert {name: table.attrs["analysis"] for name, table in tables.items()} == {
-        "residual": "residual",
-        "paths": "paths",
-    }
+    assert [(name, table.attrs["analysis"]) for name, table in tables.items()] == [
+        (x, x) for x in ("residual", "paths")
+    ]
     for name, table in tables.items():
         pd.testing.assert_frame_equal(written[name], table)
         pd.testing.assert_frame_equal(read_table(tmp_path / "out" / f"{name}.csv"), table)
@@ -346,10 +338,8 @@ def test_a_fresh_model_comes_from_a_list_of_words():
 
 def test_what_cannot_be_analysed_is_one_line(run, home):
     before = sorted(home.rglob("*"))
-    line = refusal(rb.analyze, run, "residual", "path_counts", sequence=3)
-    assert line.startswith(
-        "sequence=3: no option of residual, path_counts, did you mean sequences?; allowed are variants"
-    )
+    said = "sequence=3: no option of residual, path_counts, did you mean sequences?; allowed are variants"
+    assert refusal(rb.analyze, run, "residual", "path_counts", sequence=3).startswith(said)
     assert "analysis.paths.sequences=many: wants an integer" in refusal(rb.analyze, run, "paths", sequences="many")
     assert "analysis.paths.length: unknown key" in refusal(rb.analyze, run, "paths", paths={"length": 3})
     assert "analysis=path: unknown, did you mean paths?" in refusal(rb.analyze, run, "path")
@@ -499,9 +489,8 @@ def test_published_numbers_are_drawn_by_name(run):
 
 def test_what_cannot_be_drawn_is_one_line(run):
     table = run.table("residual")
-    assert "table: its columns are not those of an analysis; name it with analysis=, one of " in refusal(
-        rb.plot, pd.DataFrame({"a": [1]})
-    )
+    said = "table: its columns are not those of an analysis; name it with analysis=, one of "
+    assert said in refusal(rb.plot, pd.DataFrame({"a": [1]}))
     assert "analysis=paths: not its table, which has a column scheme" in refusal(rb.plot, table, analysis="paths")
     assert "analysis=sweep: not its table, which has a column job_status" in refusal(rb.plot, table, analysis="sweep")
     assert "analysis=path: unknown, did you mean paths?" in refusal(rb.plot, table, analysis="path")

@@ -391,11 +391,8 @@ def test_measured_is_the_closed_form_and_the_control_is_not(name, table_of):
     claim, table = CLAIMS[f"law_{name}"], table_of(name)
     in_control = claim.control.falsify(table)
     for seed in table.seed.unique():
-        assert (
-            claim.measure(table[table.seed == seed])
-            < claim.claimed.at
-            < claim.measure(in_control[in_control.seed == seed])
-        )
+        ours, controls = (claim.measure(rows[rows.seed == seed]) for rows in (table, in_control))
+        assert ours < claim.claimed.at < controls
 
 
 def law_of(*points):
@@ -408,9 +405,8 @@ def test_a_point_without_a_number_or_a_form_is_no_agreement(monkeypatch, fresh_s
     points = [(1, 1.0), (2, 2.0), point]
     monkeypatch.setitem(LAWS, "own", law_of(*(("claimed", "a", *each) for each in points)))
     claim = agrees("own", line=0.1, statement="", source="", control="")
-    assert claim.measure(measure("laws", options_of("laws", law="own"), [fresh_subject(0)])) == pytest.approx(
-        measured, nan_ok=True
-    )
+    table = measure("laws", options_of("laws", law="own"), [fresh_subject(0)])
+    assert claim.measure(table) == pytest.approx(measured, nan_ok=True)
 
 
 @pytest.mark.parametrize(

@@ -238,9 +238,8 @@ def documented():
     pages.remove(ROOT / "docs" / "BENCHMARKS.md")  # a record of other commits
     text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
     examples = cli.USAGE.partition("Examples:")[2].splitlines()
-    lines = [
-        line.partition(" #")[0].strip() for line in [*examples, *re.findall(r"^    (rankbench .*)", text, re.MULTILINE)]
-    ]
+    examples += re.findall(r"^    (rankbench .*)", text, re.MULTILINE)
+    lines = [line.partition(" #")[0].strip() for line in examples]
     lines = [line for line in lines if "cluster=" not in line and "search=optuna" not in line]
     of_a_preset = re.compile(r"rankbench (train|analyze) experiment=\w+( budget=\w+)?$")
     lines = [line for line in lines if not of_a_preset.match(line)]  # tests/test_presets.py composes those
@@ -307,9 +306,8 @@ def test_train_says_accuracy_folder_figures_and_verdicts(home, trained):
     assert f"test accuracy {sum(final) / 2:.3f} (mean of 2 seeds: {final[0]:.3f} {final[1]:.3f})" in said
     for path in ("residual.csv", "paths.png", "verdicts.csv"):
         assert f"outputs/train/{trained.name}/{path}" in said
-    assert re.search(
-        r"^passed +check paths_sum_to_output: .* differ by [\d.]+e-1\d .*, the worst of 2 seeds", said, re.MULTILINE
-    )
+    passed = r"^passed +check paths_sum_to_output: .* differ by [\d.]+e-1\d .*, the worst of 2 seeds"
+    assert re.search(passed, said, re.MULTILINE)
     look = f"look at: outputs/train/{trained.name}/paths.png; next: rankbench report runs=latest"
     assert said.strip().endswith(look)
 
@@ -342,9 +340,8 @@ def test_plus_experiment_equals_experiment(tmp_path):
 def test_the_config_of_a_sweep_is_that_of_its_first_job(tmp_path):
     first = succeeds("train", "model.layers=3", "model=san", "--cfg", "job", at=tmp_path).out
     assert "layers: 3" in first
-    assert (
-        succeeds("train", "model.layers=3,2", "-m", "--cfg", "job", "model=san,transformer", at=tmp_path).out == first
-    )
+    words = ["model.layers=3,2", "-m", "--cfg", "job", "model=san,transformer"]
+    assert succeeds("train", *words, at=tmp_path).out == first
 
 
 # --- analyze ---------------------------------------------------------------------------------------------------------
@@ -655,10 +652,10 @@ BAD = [
     # what does not go together
     ("analysis=[samples]", ["analysis=samples: needs a task with text; task.name=sorting has none; use task=char_lm"]),
     ("analysis=[rollout]", ["analysis=rollout: needs a task with a trajectory", "use task=circle_arcs"]),
-    ("device=cuda", ["device=cuda: ", "device=cpu"]),  # GPUs are hidden
     ("-m analysis=[residual],[bounds] model=l2", ["analysis=bounds: needs the softmax of dot products alone"]),
     ("task=convex_hull model=lstm", ["model.kind=lstm: reads tokens, and this task has coordinates"]),
     ("task=linear_regression", ["model.mask=none: ", "use model.mask=causal"]),
+    ("device=cuda", ["device=cuda: ", "device=cpu"]),  # GPUs are hidden
     ("task=retrieval trainer.steps=null trainer.epochs=2", ["trainer.epochs=2: fresh sequences", "give trainer.steps"]),
     ("task=circle_arcs objective=test_accuracy", ["objective=test_accuracy: ", "allowed are test_loss, train_seconds"]),
     ("task=circle_arcs trainer.target_accuracy=0.9", ["trainer.target_accuracy=0.9: ", "use null"]),
@@ -785,10 +782,8 @@ def test_a_refusal_takes_nothing_from_a_folder_that_was_there(copied, tmp_path):
 
 
 def test_analyze_takes_a_preset(tmp_path):
-    assert (
-        "replicas: 2"
-        in succeeds("analyze", "experiment=demo", "budget=smoke", "--cfg", "job", "--resolve", at=tmp_path).out
-    )
+    words = ["experiment=demo", "budget=smoke", "--cfg", "job", "--resolve"]
+    assert "replicas: 2" in succeeds("analyze", *words, at=tmp_path).out
     assert "trainer" not in refused("analyze", "experiment=demo", "analysis=[pathz]", at=tmp_path)
 
 

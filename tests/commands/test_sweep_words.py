@@ -19,10 +19,8 @@ def test_a_word_without_values_is_one_line_and_makes_no_folder(words, tmp_path):
 
 def test_an_interval_without_a_search_is_one_line(tmp_path):
     line = refused("train", "-m", "optimizer.lr=interval(1,2)", at=tmp_path)
-    assert (
-        line
-        == "rankbench train: optimizer.lr=interval(1,2): is for search=optuna; give values, as in 1,2 or range(1,3)"
-    )
+    said = "optimizer.lr=interval(1,2): is for search=optuna; give values, as in 1,2 or range(1,3)"
+    assert line == f"rankbench train: {said}"
     assert list(tmp_path.iterdir()) == []
 
 

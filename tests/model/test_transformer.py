@@ -86,11 +86,8 @@ def test_the_transformer_is_the_one_of_torch(norm, activation, mask):
 @pytest.mark.parametrize("removed", [("skip",), ("mlp",), ("norm",), ("skip", "mlp"), ("skip", "mlp", "norm"), ()])
 @torch.no_grad()
 def test_without_is_a_model_built_without(removed, norm):
-    changes = {
-        "skip": {"skip": False, "mlp_skip": False},
-        "mlp": {"mlp": False, "mlp_skip": False},
-        "norm": {"norm": "none"},
-    }
+    no_skip, no_mlp = {"skip": False, "mlp_skip": False}, {"mlp": False, "mlp_skip": False}
+    changes = {"skip": no_skip, "mlp": no_mlp, "norm": {"norm": "none"}}
     full = network(norm=norm)
     merged = {key: value for part in removed for key, value in changes[part].items()}
     built = network(seed=5, **{"norm": norm, **merged})
@@ -302,9 +299,7 @@ def test_steps_are_the_networks_own_forward_pass(norm, mlp):
     model, x_BNC = network(norm=norm, mlp=mlp, mlp_skip=mlp), normal(1, 2, 5, 3)
     steps = list(run(model, x_BNC))
     kinds = ["attention", "mlp"] if mlp else ["attention"]
-    assert [(step.sublayer.layer, step.sublayer.kind) for step in steps] == [
-        (n, kind) for n in (1, 2) for kind in kinds
-    ]
+    assert [(step.sublayer.layer, step.sublayer.kind) for step in steps] == list(itertools.product((1, 2), kinds))
     assert torch.equal(steps[0].input_BND, model.embed(x_BNC))
     assert all(torch.equal(step.output_BND, next_step.input_BND) for step, next_step in itertools.pairwise(steps))
     torch.testing.assert_close(model.read_out(model.finish(steps[-1].output_BND)), model(x_BNC), **EXACT)
@@ -319,14 +314,9 @@ def test_a_sublayer_runs_on_formulas_as_on_tokens(place, skip, branch):
     """Its algebra on texts reads as the definition does."""
     sublayer = MlpSublayer(1, None, None, place, skip, branch)
     formula = sublayer.apply("x", "f({})".format, "norm({})".format, "{} {} + {} {}".format)
-    assert (
-        formula
-        == {
-            "post": f"norm({skip} x + {branch} f(x))",
-            "pre": f"{skip} x + {branch} f(norm(x))",
-            "none": f"{skip} x + {branch} f(x)",
-        }[place]
-    )
+    read = "norm(x)" if place == "pre" else "x"
+    added = f"{skip} x + {branch} f({read})"
+    assert formula == (f"norm({added})" if place == "post" else added)
     x, y = torch.tensor([1.0, -2.0]), torch.tensor([0.25, 3.0])
     assert torch.equal(weighted_sum(skip, x, branch, y), skip * x + branch * y)
 

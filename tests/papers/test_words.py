@@ -266,10 +266,8 @@ def test_the_number_of_paths_that_are_read_out_together_decides_by_itself():
 
 def test_one_value_has_no_two_ends():
     (verdict,) = judge("knob_kv_groups", followed(GROUPS, {8: 1e-100}), GROUPS)
-    assert (
-        verdict["outcome"] == "undecided"
-        and verdict["reason"] == f"this needs a sweep over {GROUPS} of 2 values or more"
-    )
+    assert verdict["outcome"] == "undecided"
+    assert verdict["reason"] == f"this needs a sweep over {GROUPS} of 2 values or more"
 
 
 def test_layers_that_a_table_has_twice_count_once():

@@ -413,9 +413,8 @@ def disagreements(folder):
             expected[word] = len([one for one in claims if one["outcome"] == word])
         expected["held after Holm"] = len([one for one in claims if one["held_after_holm"] == "yes"])
         wrong += [f"{name}: {word} {row[word]}" for word, count in expected.items() if row[word] != str(count)]
-    wrong += [
-        one["paper"] for one in statements if one["kind"] == "claim" and f"[{one['paper']}]" not in "".join(lines)
-    ]
+    papers = [one["paper"] for one in statements if one["kind"] == "claim"]
+    wrong += [paper for paper in papers if f"[{paper}]" not in "".join(lines)]
     tables = [folder / "presets" / board["preset"] / "verdicts.csv" for board in boards if board["note"] != "not run"]
     verdicts = [
         row
@@ -463,10 +462,9 @@ def test_pages_are_written_again_without_any_run(pages, tmp_path):
 def test_a_page_opens_with_sentences_and_folds_its_tables(pages):
     lines = (pages / "dong_et_al_2021.md").read_text().splitlines()
     first = lines.index("1 claim: 1 partly held.")
-    assert (
-        lines[first + 2].startswith("- **partly held**: ") and "0.5 [0.98, 0.995] (95 %, 5 seeds)" in lines[first + 2]
-    )
-    anchor = re.search(r"\(#([^)]+)\)", lines[first + 2])[1]
+    sentence = lines[first + 2]
+    assert sentence.startswith("- **partly held**: ") and "0.5 [0.98, 0.995] (95 %, 5 seeds)" in sentence
+    anchor = re.search(r"\(#([^)]+)\)", sentence)[1]
     assert "### dong_fig4_whole_sorting: partly held" in lines and anchor == "dong_fig4_whole_sorting-partly-held"
     picture = "![paths of dong_fig4_sorting](presets/dong_fig4_sorting/paths.png)"
     assert first < lines.index("## Presets") < lines.index(picture) < lines.index("## Claims")
