@@ -541,8 +541,9 @@ def test_tokens_that_overflow_are_refused(network):
     ("key", "value"),
     [("attention", "cosine"), ("attention", "contractive_l2"), ("mix_identity", 0.5), ("mix_uniform", -1.0)],
 )
-def test_what_no_rule_follows_is_refused_in_one_line(network, key, value):
+def test_what_no_rule_follows_is_refused_in_one_line(network, make_subject, key, value):
     check(network())
+    assert refusal(table, make_subject(**{key: value}), options("full", "no_mlp")) == line
     line = refusal(check, network(**{key: value}))
     assert line.startswith(f"model.{key}={value}: residual coordinates follow ") and "analysis=[residual]" in line
 
@@ -705,11 +706,6 @@ def test_equal_tokens_are_counted_out(make_subject):
     measured = table(subject, options("full"))
     assert (measured.num_sequences == 0).all() and (measured.log10_residual == -np.inf).all()
     assert draw_collapse(with_who(measured, **subject.who)) and digest(with_who(measured, **subject.who))
-
-
-def test_a_network_that_cannot_be_followed_is_refused(make_subject):
-    with pytest.raises(ConfigError, match=r"^model.mix_uniform=-1.0: residual coordinates follow 0.0 alone"):
-        table(make_subject(mix_uniform=-1.0), options("full", "no_mlp"))
 
 
 def test_a_disagreement_is_told(make_subject, monkeypatch, caplog):
