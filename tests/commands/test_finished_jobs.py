@@ -6,14 +6,13 @@ import shutil
 import pandas as pd
 import pytest
 import yaml
-from command_line import rankbench, refused, succeeds
+from command_line import SMALLEST, rankbench, refused, succeeds
 
 from rankbench.commands import composition, finished_jobs, start, sweeps
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 WORDS = [
-    *("model.layers=1", "model.width=8", "task.length=4", "task.alphabet=5", "task.train_size=20", "task.test_size=30"),
-    *("trainer.batch_size=8", "trainer.steps=2", "trainer.eval_every=1", "analysis=[residual]"),
+    *(*SMALLEST, "trainer.steps=2", "trainer.eval_every=1", "analysis=[residual]"),
     *("analysis.residual.sequences=2", "claims=[dong_claim31]", "model.heads=1,2,4", "out=sweep"),
 ]
 SWEEP = ["train", "-m", *WORDS]
@@ -67,9 +66,9 @@ def test_the_same_command_composes_no_finished_job_and_prints_the_same_lines(fin
     result = succeeds(*SWEEP, at=at)
     assert composed_jobs(composed) == [] and len(composed) <= 2  # of the sweep itself
     assert result.out == finished_sweep[1] and "dong_claim31" in result.out
-    assert [line for line in result.err.splitlines() if "trained already" in line] == [
-        f"sweep/{number}_model.heads={heads} is trained already" for number, heads in enumerate((1, 2, 4))
-    ]
+    jobs = [f"sweep/{number}_model.heads={heads}" for number, heads in enumerate((1, 2, 4))]
+    lines = [line for line in result.err.splitlines() if "trained already" in line]
+    assert lines == [f"{folder} is trained already" for folder in jobs]
     assert {path: path.read_bytes() for path in before} == before
 
 
@@ -124,10 +123,8 @@ def test_a_job_whose_folder_changed_is_composed_and_made_whole_again(finished_sw
 def test_another_config_in_the_folder_is_refused_as_before(at):
     config = job(at, 2) / "config.yaml"
     config.write_text(yaml.safe_dump(yaml.safe_load(config.read_text()) | {"seed": 5}))
-    line = refused(*SWEEP, at=at)
-    assert line.startswith(
-        "rankbench train: seed=0: the run in sweep/1_model.heads=2 was begun with seed=5; give the same"
-    )
+    said = "rankbench train: seed=0: the run in sweep/1_model.heads=2 was begun with seed=5; give the same"
+    assert refused(*SWEEP, at=at).startswith(said)
     assert "trainer.batch_size=4: the run in" in refused(*SWEEP, "trainer.batch_size=4", at=at)
 
 
@@ -157,8 +154,7 @@ def test_what_the_words_do_not_say_is_no_recipe(tmp_path):
 @pytest.mark.further
 def test_a_changed_corpus_is_read_again(tmp_path, composed):
     (tmp_path / "text.txt").write_text("a few words of a text\nand a second line of it\n" * 40)
-    words = ["train", "-m", "task=char_lm", "task.path=text.txt", "model.mask=causal", "model.layers=1"]
-    words += ["model.width=8"]
+    words = ["train", "-m", "task=char_lm", "task.path=text.txt", "model.mask=causal", *SMALLEST[:2]]
     words += [f"task.{split}_size=null" for split in ("train", "valid", "test")]
     words += ["trainer.steps=2", "trainer.batch_size=4", "model.heads=1,2", "out=sweep"]
     succeeds(*words, at=tmp_path)
