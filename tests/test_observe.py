@@ -340,9 +340,7 @@ def test_users_hooks_see_the_training_alone(tmp_path, inputs, caplog):
     finally:
         everywhere.remove()
     norms = watch.table("weights").query("step == 2 and parameter == 'head.weight_orig'").spectral_norm
-    torch.testing.assert_close(
-        norms.item(), torch.linalg.matrix_norm(model.head.weight_orig, 2).item(), rtol=1e-5, atol=0
-    )
+    assert norms.item() == pytest.approx(torch.linalg.matrix_norm(model.head.weight_orig, 2).item(), rel=1e-5)
     assert len(model.head._forward_pre_hooks) == 1
 
 
@@ -618,9 +616,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path, inputs):
     assert [path.name for path in (tmp_path / "thesis").iterdir()] == ["thesis.tex"]
     with rb.observe(LanguageModel(), inputs, out=folder), pytest.raises(rb.ConfigError, match="another process"):
         rb.observe(LanguageModel(), inputs, out=folder)
-    assert {name: (folder / name).read_bytes() for name in before if name.endswith(".csv")} == {
-        name: text for name, text in before.items() if name.endswith(".csv")
-    }
+    assert all((folder / name).read_bytes() == text for name, text in before.items() if name.endswith(".csv"))
 
 
 # --- what is measured ------------------------------------------------------------------------------------------------
@@ -862,7 +858,5 @@ def test_the_documented_callback_watches_a_trainer(tmp_path, monkeypatch):
         trainer.train(resume_from_checkpoint=resumed)
     run = rb.Run(Path("outputs/observe/bert"))
     assert run.table("observed_steps").step.tolist() == [0, 2, 4, 6, 8]
-    assert run.table("observed_states").submodule.dropna().unique().tolist() == [
-        "bert.encoder.layer.0",
-        "bert.encoder.layer.1",
-    ]
+    layers = [f"bert.encoder.layer.{number}" for number in (0, 1)]
+    assert run.table("observed_states").submodule.dropna().unique().tolist() == layers

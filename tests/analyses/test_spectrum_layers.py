@@ -182,9 +182,8 @@ STATES = normal(1, 4, 5, 6)
 
 def test_a_layer_that_runs_several_times_has_a_row_for_each():
     """With P frozen, S_k is the sum over all choices of k of the runs; here by hand."""
-    rows = of_layers(
-        rankbench.analyze(drawn(Repeated()), STATES, "spectrum", resamples=100, each_layer=True)["spectrum"]
-    )
+    tables = rankbench.analyze(drawn(Repeated()), STATES, "spectrum", resamples=100, each_layer=True)
+    rows = of_layers(tables["spectrum"])
     assert rows.measured.tolist() == [f"result of layers.0{run}" for run in ("", ", run 2", ", run 3")]
     sums, x = [STATES], STATES
     for number in rows.index:

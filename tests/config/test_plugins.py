@@ -176,9 +176,8 @@ def test_a_preset_that_cannot_run_is_refused(elsewhere, lines, said):
 
 def test_a_plugin_may_be_called_as_the_file_of_a_network(elsewhere):
     (elsewhere / "networks").mkdir()
-    (elsewhere / "networks" / "mine.py").write_text(
-        "import torch\ndef network():\n    return torch.nn.Linear(2, 2), torch.ones(1, 2)"
-    )
+    network = "import torch\ndef network():\n    return torch.nn.Linear(2, 2), torch.ones(1, 2)"
+    (elsewhere / "networks" / "mine.py").write_text(network)
     (elsewhere / "mine.py").write_text("is_plugin = True")
     (elsewhere / "conf").mkdir()
     build("networks/mine.py:network")
@@ -448,9 +447,8 @@ def test_presets_of_plugins_are_listed_explained_and_reported(run, example, monk
     monkeypatch.setenv("COLUMNS", "500")
     assert "counting" not in listing([])
     assert "\n  counting " in listing([NAMED])
-    assert "\n  counting\n      rankbench train; one CPU core: 1 second\n      One head that counts letters" in listing(
-        [NAMED, "letters"]
-    )
+    entry = "\n  counting\n      rankbench train; one CPU core: 1 second\n      One head that counts letters"
+    assert entry in listing([NAMED, "letters"])
     assert "counting" in explained(["analysis.weight_sizes.power"])
     folder = example / "outputs" / "train" / "mine"
     shutil.copytree(run.folder, folder)
@@ -502,9 +500,8 @@ class Halved(Scores):
 
 class OfAllHeads(Scores):
     def powers(self, q_BHNK, k_BHMK):
-        return (
-            dot_products(q_BHNK, k_BHMK, 1.0).sum(-3, keepdim=True).exp().expand(*q_BHNK.shape[:-1], k_BHMK.shape[-2])
-        )
+        summed_B1NM = dot_products(q_BHNK, k_BHMK, 1.0).sum(-3, keepdim=True)
+        return summed_B1NM.exp().expand(*q_BHNK.shape[:-1], k_BHMK.shape[-2])
 
 
 class Flat(Scores):
@@ -554,27 +551,21 @@ def test_an_attention_that_breaks_its_promises_is_refused(elsewhere, monkeypatch
 def test_a_run_tries_what_it_takes_from_a_plugin_before_it_begins(elsewhere):
     created(["plugin", "mine"])
     file = elsewhere / "mine" / "__init__.py"
+    docstring, changes = '"""A row for each parameter."""', "its table changes the module that it measures"
+    zeroed = "[value.data.zero_() for module in subject.modules.values() for value in module.parameters()]"
     for old, new, said in (
         (
             '"weight_size": value',
             '"size": value',
             "analysis=mine_weights: its table has the column size, which its col",
         ),
-        (
-            '"""A row for each parameter."""',
-            "[module.train() for module in subject.modules.values()]",
-            "analysis=mine_weights: its table changes the module that it measures",
-        ),
-        (
-            '"""A row for each parameter."""',
-            "[value.data.zero_() for module in subject.modules.values() for value in module.parameters()]",
-            "analysis=mine_weights: its table changes the module that it measures",
-        ),
+        (docstring, "[module.train() for module in subject.modules.values()]", f"analysis=mine_weights: {changes}"),
+        (docstring, zeroed, f"analysis=mine_weights: {changes}"),
         ("generator=generator)\n", ")\n", "task=mine_reversal: sample drew other sequences from the same generator"),
         (
             "def num_outputs",
             "def outputs",
-            r"plugins=\[mine\]: rankbench fails with what it brings \(AttributeError: 'Rev",
+            r"plugins=\[mine\]: rankbench fails with what it brings \(AttributeError: 'R",
         ),
         ("@ heads.own", "* heads.own", r"model.attention=mine_gated: gate gave \(2, 2, 5, 4\)"),
     ):

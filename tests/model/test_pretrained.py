@@ -402,11 +402,8 @@ def test_activations_and_their_gates_are_the_librarys(name):
 
 def test_other_families_are_refused_with_those_covered_and_the_tape():
     model = transformers.OPTModel(transformers.OPTConfig(**SIZES, ffn_dim=24, vocab_size=LETTERS)).eval()
-    text = refusal(as_network, model)
-    assert text.startswith(
-        "opt: no adapter for this family; covered: bert, roberta, distilbert, albert, gpt2, t5, llama"
-    )
-    assert "rankbench.tape" in text
+    covered, text = "bert, roberta, distilbert, albert, gpt2, t5, llama", refusal(as_network, model)
+    assert text.startswith(f"opt: no adapter for this family; covered: {covered}") and "rankbench.tape" in text
     assert refusal(as_network, nn.Linear(2, 2)).startswith("Linear: no adapter")
 
 
@@ -553,9 +550,8 @@ def test_a_pickle_that_holds_more_than_tensors_is_not_run(tmp_path, zipped):
 
 def test_code_beside_the_weights_is_not_run(tmp_path):
     path, trace = saved(built("Bert"), tmp_path / "bad"), tmp_path / "trace"
-    (tmp_path / "bad" / "mine.py").write_text(
-        f"import pathlib\npathlib.Path({str(trace)!r}).touch()\nclass Mine: pass\n"
-    )
+    code = f"import pathlib\npathlib.Path({str(trace)!r}).touch()\nclass Mine: pass\n"
+    (tmp_path / "bad" / "mine.py").write_text(code)
     config = tmp_path / "bad" / "config.json"
     own_code = {"auto_map": {"AutoConfig": "mine.Mine", "AutoModel": "mine.Mine"}}
     values = {**json.loads(config.read_text()), **own_code}

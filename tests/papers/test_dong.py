@@ -459,9 +459,8 @@ def test_layernorm_is_judged_far_below_rounding(fresh_subject):
     last = tables["residual"].query("layer == 6 and sublayer != 'weights'")
     assert (last.relative_residual < 1e-13).all()
     (role,) = judge("dong_layernorm_plays_no_role", tables["collapse"])
-    left = (
-        tables["collapse"].query("layer == 6").pivot(index="seed", columns="variant", values="log10_relative_residual")
-    )
+    last = tables["collapse"].query("layer == 6")
+    left = last.pivot(index="seed", columns="variant", values="log10_relative_residual")
     assert (left < -100).all(axis=None)
     ratios = np.log(left.attention_only / left.attention_only_no_norm) / np.log(3)
     assert role["measured"] == pytest.approx(ratios.mean()) and abs(role["measured"]) > 1e-3

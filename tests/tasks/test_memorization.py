@@ -65,9 +65,8 @@ def test_lengths_are_uniform_from_two_on():
 
 @pytest.mark.parametrize("classes", [2, 5])
 def test_labels_are_uniform_and_do_not_depend_on_the_token(classes):
-    batch = memorization_task(vocabulary=3, length=20, classes=classes, zipf_exponent=0.0).sample(
-        1000, generator_for(0, "train")
-    )
+    task = memorization_task(vocabulary=3, length=20, classes=classes, zipf_exponent=0.0)
+    batch = task.sample(1000, generator_for(0, "train"))
     table = torch.zeros(3, classes, dtype=torch.int64)
     for tokens, targets in rows(batch):
         for token, target in zip(tokens, targets, strict=True):

@@ -131,18 +131,15 @@ def scored_tokens(outputs, targets):
 def test_loss_and_accuracy_are_those_of_a_loop(case):
     outputs, targets = case
     got = score(outputs, targets)
-    each = [
-        math.log(math.fsum(math.exp(x) for x in logits)) - logits[target]
-        for logits, target in scored_tokens(outputs, targets)
-    ]
+    tokens = scored_tokens(outputs, targets)
+    each = [math.log(math.fsum(math.exp(x) for x in logits)) - logits[target] for logits, target in tokens]
     assert got.tokens == len(each)
     # logits up to about 25, 25 tokens: a few roundings of numbers that size
     assert got.loss.item() == pytest.approx(math.fsum(each), abs=1e-11)
     if each:
         assert got.mean_loss.item() == pytest.approx(math.fsum(each) / len(each), abs=1e-12)
-    right = [
-        max(range(len(logits)), key=logits.__getitem__) == target for logits, target in scored_tokens(outputs, targets)
-    ]
+    tokens = scored_tokens(outputs, targets)
+    right = [max(range(len(logits)), key=logits.__getitem__) == target for logits, target in tokens]
     assert got.right == sum(right) and got.right.dtype == torch.float64
     if right:
         assert got.accuracy.item() == pytest.approx(sum(right) / len(right), rel=1e-15)  # one division

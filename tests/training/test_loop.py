@@ -520,9 +520,8 @@ def test_shared_layers_are_saved_once_and_go_on(tmp_path):
     train(config(*words), run)
     assert_same_run(run, reference)
     one_layer = trained(tmp_path / "one", "model.layers=1", "trainer.steps=1")
-    assert {name: w[0].shape for name, w in run.weights().items()} == {
-        name: w[0].shape for name, w in one_layer.weights().items()
-    }
+    ours, wanted = ({name: w[0].shape for name, w in each.weights().items()} for each in (run, one_layer))
+    assert ours == wanted
     last = rows_of(run, split="test", seed=1)[-1]
     subject = subjects_of_run(run, Machine.prepare(compose("analyze")), seeds=[1])[0]
     assert subject.network.num_layers == 3
@@ -1027,10 +1026,8 @@ def test_an_epoch_visits_every_training_sequence_once(train_size, batch_size):
     for seed_index in range(2):
         everything = sorted(as_rows(training.data.train, seed_index))
         for epoch in range(3):
-            visited = [
-                row for b in batches[epoch * per_epoch : (epoch + 1) * per_epoch] for row in as_rows(b, seed_index)
-            ]
-            assert sorted(visited) == everything
+            of_epoch = batches[epoch * per_epoch : (epoch + 1) * per_epoch]
+            assert sorted(row for batch in of_epoch for row in as_rows(batch, seed_index)) == everything
 
 
 def test_every_epoch_and_every_seed_has_its_own_order_and_data():
