@@ -49,15 +49,10 @@ def of_head(p=math.inf, ascent=exact, mirrored=None):
     rows = []
     for tokens in TOKENS:
         start = {"start": 1, "step": 600, "kind": "lower_bound"}
-        own = exact(tokens) if p == math.inf else 4 * math.log(tokens) ** 2
+        kind, own = ("exact", exact(tokens)) if p == math.inf else ("bound", 4 * math.log(tokens) ** 2)
         rows += [
             {"tokens": tokens, "quantity": "theorem", "kind": "bound", "value": theorem(tokens, p)},
-            {
-                "tokens": tokens,
-                "quantity": "one_dimension",
-                "kind": "exact" if p == math.inf else "bound",
-                "value": own,
-            },
+            {"tokens": tokens, "quantity": "one_dimension", "kind": kind, "value": own},
             # an estimate, so it is not judged
             {"tokens": tokens, "quantity": "theorem_printed", "kind": "estimate", "value": 1.0},
             {"tokens": tokens, "quantity": "ascent", **start, "value": ascent(tokens)},
@@ -72,16 +67,12 @@ def of_ascent(dot=lambda step: step**2, l2=lambda step: min(step, 50), weights="
     """||J||_inf over the steps of an ascent, of dot products and of L2 attention as functions of the step."""
     where = {"weights": weights, "part": "attention", "layer": 1, "tokens": 8, "p": math.inf}
     where |= {"quantity": "ascent", "kind": "lower_bound", "start": 1}
-    return pd.concat(
-        of_seeds(
-            [{"step": step, "value": float(norm(step)) if step else 1.0} for step in range(0, 201, 20)],
-            jitter=["value"],
-            attention=attention,
-            **where,
-        )
-        for attention, norm in {"dot": dot, "l2": l2}.items()
-        if norm
-    )
+    tables = []
+    for attention, norm in (("dot", dot), ("l2", l2)):
+        if norm is not None:
+            rows = [{"step": step, "value": float(norm(step)) if step else 1.0} for step in range(0, 201, 20)]
+            tables.append(of_seeds(rows, jitter=["value"], attention=attention, **where))
+    return pd.concat(tables)
 
 
 def of_training(grows=4.0):
