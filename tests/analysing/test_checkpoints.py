@@ -49,9 +49,8 @@ def tokenizer():
 
     words = Tokenizer(models.WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="[UNK]"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
-    words.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
-    )
+    ends = [("[CLS]", 1), ("[SEP]", 2)]
+    words.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
     names = {f"{name}_token": f"[{name.upper()}]" for name in ("unk", "pad", "cls", "sep", "mask")}
     return transformers.PreTrainedTokenizerFast(tokenizer_object=words, **names)
 
@@ -341,9 +340,8 @@ def test_the_share_of_unknown_tokens_is_told(folder, tmp_path, caplog, name, wor
     given = ["model=pretrained", f"model.path={folder / 'bert'}"]
     if name == "mine":
         code = "import torch\nbody = torch.nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)\n"
-        (tmp_path / "mine.py").write_text(
-            f"{code}def build(): return torch.nn.Sequential(torch.nn.Embedding(99, 8), body)"
-        )
+        code += "def build(): return torch.nn.Sequential(torch.nn.Embedding(99, 8), body)"
+        (tmp_path / "mine.py").write_text(code)
         given = [f"model={tmp_path / 'mine.py'}:build", f"tokenizer={folder / 'gpt2'}"]
     with caplog.at_level("INFO"):
         rankbench.analyze([*given, f"inputs={tmp_path / 'texts.txt'}", "tokens=40"], "attention")
@@ -368,13 +366,10 @@ def test_pruning_by_the_librarys_head_and_every_path(folder, tmp_path, name, mas
     network = subject.networks["trained"]
     library, head = subject.modules["trained"], getattr(subject.modules["trained"], "cls", None)
     paths_PL = np.concatenate([all_paths(2, 2, length) for length in range(3)])
-    labels = {"path": list(map(tuple, paths_PL)), "last_head": last_heads(paths_PL), "length": (paths_PL > 0).sum(1)}[
-        parts
-    ]
-    of_part = [
-        [label == part for label in labels]
-        for part in sorted(set(labels), key=labels.index if parts == "path" else None)
-    ]
+    of_paths = {"path": list(map(tuple, paths_PL)), "last_head": last_heads(paths_PL), "length": (paths_PL > 0).sum(1)}
+    labels = of_paths[parts]
+    in_order = sorted(set(labels), key=labels.index if parts == "path" else None)
+    of_part = [[label == part for label in labels] for part in in_order]
 
     def states(batch):
         frozen = FrozenNetwork(network, batch.inputs)

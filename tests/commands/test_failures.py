@@ -235,9 +235,8 @@ def test_an_error_in_a_users_module_is_a_line_and_the_users_own_frames(body, rai
     result = rankbench("analyze", model, "analysis=[residual]", "out=out", at=tmp_path)
     line, *frames = result.err.splitlines()
     assert result.code == 1
-    assert re.match(
-        rf"rankbench analyze: (.*/)?{name}.py, line {number}: your own code raised {re.escape(raised)}", line
-    )
+    said = rf"rankbench analyze: (.*/)?{name}.py, line {number}: your own code raised {re.escape(raised)}"
+    assert re.match(said, line)
     named = [frame for frame in frames if frame.startswith("  File ")]
     assert named and all(f"{name}.py" in frame for frame in named)
     assert not (tmp_path / "out").exists()
