@@ -1,13 +1,37 @@
-"""Trainings to which something happens in the middle."""
+"""Trainings to which something happens in the middle, and what they leave in the end."""
 
+import csv
 from collections.abc import Callable
 
 import pytest
 
 from rankbench.config.schema import TrainConfig
-from rankbench.runs.run import Run
+from rankbench.runs.run import WEIGHTS, Run
 from rankbench.training.loop import train
 from rankbench.training.seeds_side_by_side import Training
+
+CLOCKS = ("seconds", "tokens_per_second")  # columns of metrics.csv that differ from one training to the next
+
+
+def timeless(run: Run, table: str = "metrics") -> list[list[str]]:
+    """A table of the training, as it is written, without the columns that tell wall-clock time."""
+    with (run.folder / f"{table}.csv").open(newline="") as file:
+        rows = list(csv.reader(file))
+    kept = [column for column, name in enumerate(rows[0]) if name not in CLOCKS]
+    return [[row[column] for column in kept] for row in rows]
+
+
+def assert_same_run(run: Run, reference: Run) -> None:
+    """The same rows, weights and summary, bit for bit, and the same files: none is half written."""
+    files, wanted = ({path.name for path in each.folder.iterdir() if path.is_file()} for each in (run, reference))
+    assert files == wanted
+    for table in ("metrics", "layers"):
+        assert f"{table}.csv" not in wanted or timeless(run, table) == timeless(reference, table)
+    assert (run.folder / WEIGHTS).read_bytes() == (reference.folder / WEIGHTS).read_bytes()
+    summary, expected = run.summary(), reference.summary()
+    for clock in ("seconds", "files"):  # files: checksums, also of the clocks in metrics.csv
+        del summary[clock], expected[clock]
+    assert summary == expected
 
 
 def during_step(patch: pytest.MonkeyPatch, number: int, happen: Callable[[], object]) -> None:

@@ -17,11 +17,10 @@ from pathlib import Path
 
 import matplotlib.figure
 import pytest
-import torch
 from breadth import some
 from command_line import SMALLEST, succeeds
 from forked import begin
-from interrupted import during_step, train_until_saved
+from interrupted import assert_same_run, during_step, train_until_saved
 from limits import limited
 from power_cuts import power_cuts, restore
 from refusals import refusal
@@ -43,7 +42,6 @@ from rankbench.training.seeds_side_by_side import METRICS
 
 pytestmark = pytest.mark.usefixtures("rounded_once")
 TINY = [*SMALLEST, "trainer.steps=20", "trainer.eval_every=2", "trainer.checkpoint_every=4", "replicas=2"]
-CLOCK = ["seconds", "tokens_per_second"]  # columns of metrics.csv that differ from one training to the next
 
 
 largest_file = functools.partial(limited, resource.RLIMIT_FSIZE)
@@ -52,19 +50,6 @@ largest_file = functools.partial(limited, resource.RLIMIT_FSIZE)
 def files_of(folder):
     """Content of every file of a folder, by name, hidden ones too."""
     return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-def assert_same_results(run, reference):
-    """The same rows and weights, bit for bit, and the same files."""
-    for name in ("metrics", "layers"):
-        if (reference.folder / f"{name}.csv").exists():
-            rows, expected = (one.table(name).drop(columns=CLOCK, errors="ignore") for one in (run, reference))
-            assert rows.equals(expected)
-    weights, expected = run.weights(), reference.weights()
-    assert weights.keys() == expected.keys()
-    assert all(torch.equal(weights[name], expected[name]) for name in weights)
-    assert run.status == reference.status == "finished"
-    assert set(files_of(run.folder)) == set(files_of(reference.folder))
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +118,7 @@ def test_training_stops_at_a_full_disk_in_one_line_and_goes_on(tmp_path, cfg, re
     for table in run.folder.glob("*.csv"):
         assert table.read_text().endswith("\n")
     train(cfg, run)
-    assert_same_results(run, reference)
+    assert_same_run(run, reference)
 
 
 def test_a_log_that_does_not_fit_ends_in_one_line(tmp_path, capsys):
@@ -197,7 +182,7 @@ def test_a_hangup_stops_training_as_a_termination_does(tmp_path, monkeypatch, cf
     finally:
         signal.signal(signal.SIGHUP, before)
     train(cfg, run)
-    assert_same_results(run, reference)
+    assert_same_run(run, reference)
 
 
 def test_a_hangup_is_ignored_under_nohup(tmp_path, monkeypatch, cfg, reference):
@@ -208,7 +193,7 @@ def test_a_hangup_is_ignored_under_nohup(tmp_path, monkeypatch, cfg, reference):
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
-    assert_same_results(run, reference)
+    assert_same_run(run, reference)
 
 
 def test_a_second_interrupt_ends_training_within_the_step(tmp_path, monkeypatch, cfg, reference):
@@ -229,7 +214,7 @@ def test_a_second_interrupt_ends_training_within_the_step(tmp_path, monkeypatch,
         assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
     assert run.status == "running" and run.state()[1]["step"] == 4
     train(cfg, run)
-    assert_same_results(run, reference)
+    assert_same_run(run, reference)
 
 
 @pytest.mark.parametrize("step", [6, 7, 20])  # an evaluation, none, the last
@@ -259,7 +244,7 @@ def test_a_run_goes_on_from_whatever_a_power_cut_leaves(tmp_path, every):
         run = Run(tmp_path / f"run{number}")
         restore(files, run.folder)
         train(cfg, run)
-        assert_same_results(run, reference)
+        assert_same_run(run, reference)
 
 
 @pytest.mark.parametrize("name", some(["metrics", "layers"], 2))
@@ -279,7 +264,7 @@ def test_rows_that_the_checkpoint_does_not_count_are_one_line(tmp_path, cfg, ref
     assert line.startswith(f"{path}: {counts}")
     path.write_text(whole)
     train(cfg, run)
-    assert_same_results(run, reference)
+    assert_same_run(run, reference)
 
 
 # --- special files ---------------------------------------------------------------------------------------------------
