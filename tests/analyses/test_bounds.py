@@ -166,9 +166,8 @@ def test_the_mlps_stretch_bounds_its_jacobian_and_its_differences(make_subject, 
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_norms_count_as_right_multiplications_by_the_largest_scale(make_subject, norm):
     """A norm whose scale is the same for every token is one: then the bound by hand is the table's."""
-    subject = make_subject(
-        norm=norm, layers=1, mlp=False, norm_kind="rmsnorm", norm_affine=False, bias=False, positions="none"
-    )
+    plain = {"mlp": False, "norm_kind": "rmsnorm", "norm_affine": False, "bias": False, "positions": "none"}
+    subject = make_subject(norm=norm, layers=1, **plain)
     # tokens that are permutations of one another have one root mean square; attention keeps that only up to mixing,
     # so the post-norm's scale is computed here
     weight = subject.network.read_in.weight
@@ -245,9 +244,8 @@ def test_padding_is_no_part_of_a_sequence(make_subject):
     with torch.device("meta"):
         padded = Transformer(subject.network.cfg, **{**subject.network.sizes, "padded": True, "length": 10})
     padded.load_state_dict(subject.network.state_dict(), assign=True)
-    long = dataclasses.replace(
-        subject, networks={"initialised": padded}, test=dataclasses.replace(subject.test, inputs=inputs, targets=inputs)
-    )
+    test = dataclasses.replace(subject.test, inputs=inputs, targets=inputs)
+    long = dataclasses.replace(subject, networks={"initialised": padded}, test=test)
     for variant in (*VARIANTS, "full"):
         # padding changes the order of sums
         pd.testing.assert_frame_equal(table_of(short, variant), table_of(long, variant), rtol=1e-9, atol=1e-9)

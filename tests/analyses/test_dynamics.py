@@ -106,9 +106,8 @@ def test_the_constants_are_those_of_the_weights(tmp_path, attention):
                 assert bound.lipschitz_inf.item() == pytest.approx(inf, rel=1e-12)
                 phi = scipy.special.lambertw((tokens - 1) / np.e).real
                 two = np.sqrt(tokens) * (4 * phi + 1) * scale * np.linalg.norm(np.concatenate(out), 2)
-                two *= np.sqrt(
-                    sum(np.linalg.norm(q, 2) ** 4 * np.linalg.norm(v, 2) ** 2 for q, v in zip(w_q, w_v, strict=True))
-                )
+                norms = ([np.linalg.norm(w, 2) for w in maps] for maps in (w_q, w_v))
+                two *= np.sqrt(sum(q**4 * v**2 for q, v in zip(*norms, strict=True)))
                 assert bound.lipschitz_2.item() == pytest.approx(two, rel=1e-12)
 
 
@@ -118,9 +117,8 @@ def test_a_stopped_run_writes_what_an_unstopped_one_writes(trained, tmp_path, mo
         during_step(patch, 5, Mock(side_effect=KeyboardInterrupt))
         train(config(), run)
     train(config(), run)
-    pd.testing.assert_frame_equal(
-        pd.read_csv(run.folder / "layers.csv"), pd.read_csv(trained.folder / "layers.csv"), rtol=1e-9
-    )
+    tables = [pd.read_csv(each.folder / "layers.csv") for each in (run, trained)]
+    pd.testing.assert_frame_equal(*tables, rtol=1e-9)
 
 
 def test_without_it_nothing_is_written(tmp_path):
@@ -137,9 +135,7 @@ def test_the_table_holds_the_metrics_that_were_asked_for(trained):
     assert list(table) == [*chosen, *STATE_FLOORS, *ATTENTION_FLOORS]
     written = read_table(trained.folder / "layers.csv")
     assert list(table.stable_rank.dropna()) == list(written[written.seed == 1].stable_rank.dropna())
-    both = pd.concat(
-        [ANALYSES["dynamics"].table(subject, options).assign(**subject.who) for subject in (first, second)]
-    )
+    both = pd.concat(ANALYSES["dynamics"].table(each, options).assign(**each.who) for each in (first, second))
     digest = ANALYSES["dynamics"].digest(both)
     assert "from step 0 to 7 (mean of 2 seeds)" in digest and "stable_rank" in digest
     figure = ANALYSES["dynamics"].figure(both, None, None)

@@ -123,9 +123,8 @@ def test_the_logarithms_of_states_of_any_size_move_with_them():
     wanted, table = (ANALYSES["collapse"].table(subject, options_of(cfg)["collapse"]) for subject in (plain, scaled))
     for column in ("log10_residual", "log10_measured"):
         assert (table[column] - wanted[column]).to_numpy() == pytest.approx(100 * math.log10(2), abs=1e-9)
-    assert table.log10_relative_residual.to_numpy() == pytest.approx(
-        wanted.log10_relative_residual.to_numpy(), abs=1e-9
-    )
+    relative, expected = (rows.log10_relative_residual.to_numpy() for rows in (table, wanted))
+    assert relative == pytest.approx(expected, abs=1e-9)
 
 
 def changed(model, edge):
@@ -150,9 +149,8 @@ def test_an_edge_is_measured_and_drawn_or_refused_in_a_line(name, edge, tmp_path
     words = TASK_WORDS[task]
     if edge == "one token":
         words = [word for word in words if "points" not in word] + ["task.points=1", "task.start_points=1"]
-    cfg, subject, model = fresh(
-        f"task={task}", "model=transformer_no_norm", *words, *TINY, *WIDTHS, "model.init_gain=0.5"
-    )
+    plain = ["model=transformer_no_norm", "model.init_gain=0.5"]
+    cfg, subject, model = fresh(f"task={task}", *plain, *words, *TINY, *WIDTHS)
     changed(model, edge)
     subject = dataclasses.replace(subject, networks={"trained": model})
     try:

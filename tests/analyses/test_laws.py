@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from breadth import some
+from drawn import normal
 from refusals import refusal
 from shipped import options_of
 
@@ -176,7 +177,7 @@ def test_shares_of_path_lengths_count_the_cycles_of_permutations():
 
 
 def test_no_stable_rank_is_above_the_bound_of_its_massive_token():
-    x_ND = torch.randn(20, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    x_ND = normal(0, 20, 8)
     for factor in (1.0, 3.0, 10.0):
         states = x_ND * torch.tensor([factor] + 19 * [1.0], dtype=torch.float64)[:, None]
         squares = states.square().sum(1)
@@ -240,11 +241,10 @@ def test_drift_and_variance_of_a_pair_are_those_that_the_probability_assumes():
 @pytest.mark.parametrize("correlation", [0.0, 0.003, 0.5, 0.95, 1.0])
 @pytest.mark.parametrize(("deviation", "tokens"), [(0.05, 8), (1.0, 8), (3.0, 512), (13.4, 512)])
 def test_overlap_of_random_weights_is_its_integral(deviation, correlation, tokens):
-    noise_3RN = torch.randn(3, 2000, tokens, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    noise_3RN = normal(0, 3, 2000, tokens)
     shared, *own = noise_3RN
-    first, second = (
-        (deviation * (correlation**0.5 * shared + (1 - correlation) ** 0.5 * noise)).softmax(1) for noise in own
-    )
+    logits = (correlation**0.5 * shared + (1 - correlation) ** 0.5 * noise for noise in own)
+    first, second = ((deviation * logits_RN).softmax(1) for logits_RN in logits)
     sums_R = (first * second).sum(1)
     standard_error = sums_R.std().item() / len(sums_R) ** 0.5
     integral = propagation.mean_overlap(deviation, correlation, tokens)
@@ -298,9 +298,7 @@ def test_the_longest_plateau_is_that_of_simulations_made_apart():
 def test_late_rates_are_the_slopes_fitted_apart(place, time, wanted):
     """Slopes of log(1 - cos) against t, log t and sqrt t, which tend to -2 and -4; those wanted are of other times, at
     which the one against log t is .085 from its limit."""
-    x_ND = torch.nn.functional.normalize(
-        torch.randn(16, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    )
+    x_ND = torch.nn.functional.normalize(normal(0, 16, 8))
     distances = norm_placement._distances(place, x_ND, alone=False)
     late = norm_placement._late_times(place)
     slope = np.polyfit([time(t) for t in late], [math.log(distances[t]) for t in late], 1)[0]

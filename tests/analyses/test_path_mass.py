@@ -117,9 +117,8 @@ def test_ranks_of_heads_are_the_means_of_metrics(make_subject, changes, monkeypa
     subject = make_subject(**changes)
     monkeypatch.setattr(path_mass, "NUMBERS_AT_A_TIME", 800)
     table = path_mass.table(subject, options_of("path_mass"))
-    weights = [
-        step.weights_BHNM for step in run(subject.network, subject.test.inputs) if step.sublayer.kind == "attention"
-    ]
+    steps = run(subject.network, subject.test.inputs)
+    weights = [step.weights_BHNM for step in steps if step.sublayer.kind == "attention"]
     for layer, p in enumerate(weights, 1):
         wanted = attention_metrics(p, None, subject.network.lengths(subject.test.inputs))[
             "attention_effective_rank"

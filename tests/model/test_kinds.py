@@ -87,9 +87,8 @@ def test_a_task_can_name_its_class_tokens_and_registers(monkeypatch):
     with torch.no_grad():
         *_, last = run(subject.network, subject.test.inputs)
     table = rankbench.analyze([*words, "uncounted=[class,registers]"], "residual")["residual"]
-    assert table[table.sublayer != "weights"].relative_residual.iloc[-1] == mean_relative_residual(
-        last.output_BND[:, 2:]
-    )
+    states = table[table.sublayer != "weights"]
+    assert states.relative_residual.iloc[-1] == mean_relative_residual(last.output_BND[:, 2:])
 
 
 @pytest.mark.parametrize(

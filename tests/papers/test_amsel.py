@@ -63,9 +63,8 @@ def theory_table(model_config):
     options = options_of("rank_theory", **small, tokens=[4], matrices=2)
     task = NearestNeighbor("nearest_neighbor", 12, 2, "nearest", "separate", None, 1)
     cfg = model_config(layers=1, heads=1, width=12, read_in="identity", read_out="identity")
-    subjects = [
-        Subject("fresh", seed, task, None, None, {"initialised": initial_model(cfg, task, seed)}) for seed in range(3)
-    ]
+    models = [initial_model(cfg, task, seed) for seed in range(3)]
+    subjects = [Subject("fresh", seed, task, None, None, {"initialised": of}) for seed, of in enumerate(models)]
     return measure("rank_theory", options, subjects)
 
 

@@ -62,9 +62,8 @@ def test_a_running_sweep_is_written_until_it_has_ended(sweep, tmp_path, monkeypa
         pauses.append(seconds)
         text = (tmp_path / "report.html").read_text()
         assert 'http-equiv="refresh"' in text and "1 of 2 jobs have finished, 1 running, about 0:01:4" in text
-        (sweep[1] / "summary.json").write_text(
-            json.dumps({"status": "finished", "seeds": [{"seed": 0, "status": "finished"}]})
-        )
+        summary = {"status": "finished", "seeds": [{"seed": 0, "status": "finished"}]}
+        (sweep[1] / "summary.json").write_text(json.dumps(summary))
 
     monkeypatch.setattr(live.time, "sleep", pause)
     with (sweep[1] / ".lock").open("w") as lock:
