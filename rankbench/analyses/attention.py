@@ -49,6 +49,7 @@ from rankbench.tape import AttentionCall
 
 SEQUENCES_AT_A_TIME = 8
 WEIGHTS_BYTES = 1 << 26  # bytes of attention weights in memory at the same time, in a pass for the floors
+HIDDEN = -5e3  # logits of hidden keys are lower: masks have -1e4 or less there
 HEAD = ["weights", "layer", "head"]
 ENTROPIES = ("entropy_nats", "least_entropy_nats", "score_norm_bound", "entropy_bound_nats")
 DISTANCES = ("uniform", "identity")
@@ -200,10 +201,10 @@ def _of_queries(call: AttentionCall, queries: Rows, is_self: bool, generator: to
     """Metrics of these rows of P."""
     all_BHNM, v_BHMK = call.weights, call.values
     p_BHNM = all_BHNM[..., queries, :]
-    # the mask hides a key if no query of any sequence and head gives it weight
-    visible_NM = (all_BHNM != 0).flatten(0, 1).any(0)[queries]
-    uniform_NM = visible_NM / visible_NM.sum(-1, keepdim=True).clamp(min=1)
-    metrics = _of_shares(p_BHNM, visible_NM, generator)
+    logits_BHNM = None if call.logits is None else call.logits()[..., queries, :]
+    visible_BHNM = _visible(p_BHNM, logits_BHNM)
+    uniform_BHNM = visible_BHNM / visible_BHNM.sum(-1, keepdim=True, dtype=p_BHNM.dtype).clamp(min=1)
+    metrics = _of_shares(p_BHNM, visible_BHNM, generator)
     sums_BHN = p_BHNM.sum(-1)
     metrics["row_sum"] = sums_BHN.mean(-1)
     num_queries = p_BHNM.shape[-2]
@@ -217,11 +218,10 @@ def _of_queries(call: AttentionCall, queries: Rows, is_self: bool, generator: to
     differs_BH = ((sums_BHN - 1).abs() > SUM_ERROR).any(-1)
     for name, mass_BH in _read_from(p_BHNM, own_N, lambda x: x.mean(-1)).items():
         metrics[f"{name}_mass"] = mass_BH.where(differs_BH, torch.nan)
-    metrics["distance_to_uniform"] = (p_BHNM - uniform_NM).square().sum((-2, -1)).div(num_queries).sqrt()
+    metrics["distance_to_uniform"] = (p_BHNM - uniform_BHNM).square().sum((-2, -1)).div(num_queries).sqrt()
     metrics["largest_logit"] = torch.full_like(metrics["row_sum"], float("nan"))
-    if call.logits is not None:
-        logits_BHNM = call.logits()[..., queries, :]
-        metrics["largest_logit"] = logits_BHNM.abs().masked_fill(~visible_NM, 0).amax((-2, -1))
+    if logits_BHNM is not None:
+        metrics["largest_logit"] = logits_BHNM.abs().masked_fill(~visible_BHNM, 0).amax((-2, -1))
     if is_self:
         eye_NM = torch.eye(all_BHNM.shape[-1], dtype=p_BHNM.dtype, device=p_BHNM.device)[queries]
         metrics["distance_to_identity"] = (p_BHNM - eye_NM).square().sum((-2, -1)).div(num_queries).sqrt()
@@ -229,6 +229,14 @@ def _of_queries(call: AttentionCall, queries: Rows, is_self: bool, generator: to
         if num_queries < all_BHNM.shape[-2]:
             metrics["attention_gap_eigenvalue"] = gap_eigenvalue(all_BHNM, stochastic=False)
     return metrics
+
+
+def _visible(p_BHNM: Tensor, logits_BHNM: Tensor | None) -> Tensor:
+    """Which keys each query sees, as P: those that a mask of the logits leaves. Without logits a key is hidden if that
+    query gives it no weight in any sequence and head."""
+    if logits_BHNM is None:
+        return (p_BHNM != 0).flatten(0, 1).any(0).expand(p_BHNM.shape)
+    return (p_BHNM != 0) | (logits_BHNM > HIDDEN)
 
 
 def _read_from(p_BHNM: Tensor, own_N: Tensor | None, mean: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
@@ -241,14 +249,14 @@ def _read_from(p_BHNM: Tensor, own_N: Tensor | None, mean: Callable[[Tensor], Te
     return parts
 
 
-def _of_shares(p_BHNM: Tensor, visible_NM: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+def _of_shares(p_BHNM: Tensor, visible_BHNM: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
     """The metrics of the shares of P, those beside the law nan where the shares are not probabilities."""
-    of_rows = attention_metrics(p_BHNM, visible_NM, stochastic=False)
+    of_rows = attention_metrics(p_BHNM, visible_BHNM, stochastic=False)
     metrics = {name: of_rows[name] for name in ATTENTION_METRICS}
-    is_chain_BH = is_chain(p_BHNM)
-    if min(p_BHNM.shape[-2:]) > 1 and visible_NM.all() and is_chain_BH.any():
+    is_covered_BH = is_chain(p_BHNM) & visible_BHNM.flatten(-2).all(-1)
+    if min(p_BHNM.shape[-2:]) > 1 and is_covered_BH.any():
         beside = beside_independent(shares(p_BHNM), generator)
-        return metrics | {name: value_BH.where(is_chain_BH, torch.nan) for name, value_BH in beside.items()}
+        return metrics | {name: value_BH.where(is_covered_BH, torch.nan) for name, value_BH in beside.items()}
     return metrics | dict.fromkeys(BESIDE_LAW, torch.full_like(p_BHNM[..., 0, 0], torch.nan))
 
 

@@ -46,19 +46,16 @@ def mean_of_rows(x: Tensor, p_BHNM: Tensor) -> Tensor:
     return x.mean(-1) if reads.all() else x.where(reads, math.nan).nanmean(-1)
 
 
-def _entropy(p_BHNM: Tensor, visible_NM: Tensor | None) -> Tensor:
+def _entropy(p_BHNM: Tensor, visible: Tensor | None) -> Tensor:
     """Row entropy (nats) over log of the number of visible keys, its maximum; mean over rows, in [0, 1].
 
     1 for uniform attention over the visible keys, whatever the mask; 0 for attention to one key. A row that sees one
     key is left out: its entropy 0 is also its maximum log 1. nan if no query sees two keys.
     """
-    entropy_BHN = torch.special.entr(p_BHNM).sum(-1)
-    if visible_NM is None:
-        visible_NM = p_BHNM.new_ones(p_BHNM.shape[-2:], dtype=torch.bool)
-    num_visible_N = visible_NM.sum(-1)
-    has_choice_N = num_visible_N > 1
-    maximum_N = num_visible_N[has_choice_N].to(p_BHNM.dtype).log()
-    return mean_of_rows(entropy_BHN[..., has_choice_N] / maximum_N, p_BHNM[..., has_choice_N, :])
+    visible = torch.ones_like(p_BHNM, dtype=torch.bool) if visible is None else visible
+    num_visible = visible.sum(-1)
+    relative_BHN = torch.special.entr(p_BHNM).sum(-1) / num_visible.to(p_BHNM.dtype).log()
+    return relative_BHN.where((num_visible > 1) & p_BHNM.any(-1), math.nan).nanmean(-1)
 
 
 def spectral_gap(p_BHNM: Tensor) -> Tensor:
@@ -118,7 +115,7 @@ def _eigenvalue_moduli(p_BHNM: Tensor) -> Tensor:
 
 def attention_metrics(
     p_BHNM: Tensor,
-    visible_NM: Tensor | None = None,
+    visible: Tensor | None = None,
     lengths_B: Tensor | None = None,
     counted_BN: Tensor | None = None,
     floor_BH: Tensor | None = None,
@@ -126,16 +123,17 @@ def attention_metrics(
 ) -> dict[str, Tensor]:
     """Every metric in ATTENTION_METRICS by column name, each of shape (B, H).
 
-    visible_NM: which keys each query sees; None: all. lengths_B: number of tokens of each sequence of a padded batch.
-    counted_BN: queries over whose rows metrics are taken; None: all. attention_gap_eigenvalue needs a square P and
-    takes all rows. floor_BH: the error of each P's residual (rankbench.measures.rounding.floor_of_weights), for the
-    columns ATTENTION_FLOORS. stochastic: whether rows are probabilities; if not, all this is about the shares of P, and
-    entropy and gaps are nan where it has none.
+    visible: which keys each query sees, (N, M) or (B, H, N, M); None: all. lengths_B: number of tokens of each sequence
+    of a padded batch, which are queries and keys. counted_BN: queries over whose rows metrics are taken; None: all.
+    attention_gap_eigenvalue needs a square P and takes all rows. floor_BH: the error of each P's residual
+    (rankbench.measures.rounding.floor_of_weights), for the columns ATTENTION_FLOORS. stochastic: whether rows are
+    probabilities; if not, all this is about the shares of P, and entropy and gaps are nan where it has none.
     """
 
     def of_queries(rows: Rows, length: int, queries: Rows) -> dict[str, Tensor]:
-        seen_NM = None if visible_NM is None else visible_NM[:length, :length][queries]
-        return _values(p_BHNM[rows][..., :length, :length], queries, seen_NM, stochastic)
+        last = p_BHNM.shape[-2] if lengths_B is None else length
+        seen = None if visible is None else visible[..., :last, :length][..., queries, :]
+        return _values(p_BHNM[rows][..., :last, :length], queries, seen, stochastic)
 
     values = per_queries(of_queries, p_BHNM.shape[-1], lengths_B, counted_BN)
     residual_BH, size_BH = values.pop("residual"), values.pop("size")
@@ -173,14 +171,14 @@ def per_queries(
     return per_kind(of_kind, torch.cat([lengths_B[:, None], counted_BN.long()], dim=1))
 
 
-def _values(square_BHNM: Tensor, queries: Rows, visible_NM: Tensor | None, stochastic: bool) -> dict[str, Tensor]:
+def _values(square_BHNM: Tensor, queries: Rows, visible: Tensor | None, stochastic: bool) -> dict[str, Tensor]:
     p_BHNM = square_BHNM[..., queries, :]
     check_floats("p_BHNM", p_BHNM, ("B", "H", "N", "M"))
     shares_BHNM = p_BHNM if stochastic else shares(p_BHNM)
     residual_BH, size_BH = composite_norm(residual_matrix(shares_BHNM)), composite_norm(shares_BHNM)
     spectrum = Spectrum.of(shares_BHNM)
     values = {
-        "attention_entropy": _entropy(shares_BHNM, visible_NM),
+        "attention_entropy": _entropy(shares_BHNM, visible),
         "attention_stable_rank": spectrum.stable_rank,
         "attention_effective_rank": spectrum.effective_rank,
         "attention_relative_residual": residual_BH / size_BH,  # 0 if all queries attend alike

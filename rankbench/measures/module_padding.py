@@ -163,6 +163,16 @@ def run_at_the_end(ids_BN: Tensor) -> Tensor:
     return (ids_BN == ids_BN[:, -1:]).flip(1).long().cumprod(1).sum(1)
 
 
+def _for_each_head(call: AttentionCall) -> Tensor:
+    """The values, where an axis of heads shares them once for each."""
+    lead, values = call.weights.shape[:-2], call.values
+    if values.dim() == len(lead) + 2 and all(
+        size in (1, wanted) for size, wanted in zip(values.shape, lead, strict=False)
+    ):
+        return values.expand(*lead, -1, -1)
+    return values
+
+
 def tap_calls(
     module: nn.Module,
     reading: Reading,
@@ -184,7 +194,7 @@ def tap_calls(
         if key not in wanted:
             return
         split, weights, first = wanted[key].lead.split, wanted[key].lead.split(call.weights), waiting.pop(key, None)
-        values = split(call.values, len(weights))
+        values = split(_for_each_head(call), len(weights))
         if first is None:
             logits = None if (of_call := call.logits) is None else lambda: split(of_call())
             whole = call._replace(key=key, weights=weights, values=values, logits=logits)
