@@ -204,7 +204,7 @@ def resolve(cfg: DictConfig, words: Iterable[str] = ()) -> Config:
 
     words: those of the command line. If they name analyses, a preset's keys for other analyses are dropped.
     """
-    cfg = cfg.copy()
+    cfg, words = cfg.copy(), list(words)
     with read_write(cfg), open_dict(cfg):
         cfg.pop("hydra", None)
     try:
@@ -218,7 +218,8 @@ def resolve(cfg: DictConfig, words: Iterable[str] = ()) -> Config:
     kind: Any = OmegaConf.get_type(cfg)
     for field in dataclasses.fields(kind):
         if plain.get(field.name, MISSING) == MISSING:
-            word = f"~{field.name}" if field.name not in plain else f"{field.name}=???"
+            taken = (word for word in words if word.partition("=")[0] == f"~{field.name}")
+            word = next(taken, f"{field.name}=???")
             raise ConfigError(f"{field.name}: has no value; give it one, or leave {word} out")
     resolved = typed_config(kind, plain)
     check(resolved)
