@@ -510,6 +510,25 @@ class EncoderDecoder(nn.Module):
         return target
 
 
+class MaskedAttention(nn.Module):
+    """Four heads of width 4, whose mask is an argument. It keeps P, the logits and the values; fill: of hidden keys;
+    None: torch's own attention, which takes the mask."""
+
+    def __init__(self, fill: float | None):
+        super().__init__()
+        self.fill, self.qkv, self.out = fill, nn.Linear(16, 48), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor, sees: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, 4, 4)).permute(2, 0, 3, 1, 4)
+        self.logits, self.values = q @ k.mT / 2, v
+        self.p = self.logits.masked_fill(~sees, -math.inf).softmax(-1)
+        if self.fill is None:
+            heads = F.scaled_dot_product_attention(q, k, v, attn_mask=sees)
+        else:
+            heads = (self.logits + torch.zeros(()).masked_fill(~sees, self.fill)).softmax(-1) @ v
+        return x + self.out(heads.transpose(1, 2).flatten(2))
+
+
 class GatedHeads(nn.Module):
     """Attention whose heads are gated, token by token, by a sigmoid of the state."""
 

@@ -54,6 +54,13 @@ class Candidate:
         return to_scores(*self.product.tensors)[0], to_scores(*self.old.tensors)[0]
 
     @property
+    def has_no_queries(self) -> bool:
+        """Whether all queries are zero, as where their map begins at zero: no touch moves them."""
+        scores = None if self.tag.scores is None else self.tag.scores[:2][self.side]
+        queries = scores if self.queries is None else self.queries[0]
+        return queries is not None and not queries.any()
+
+    @property
     def moving(self) -> tuple[Tensor, Tensor]:
         """P in both passes; if a softmax made it, its logits, which move with the touch where a weight stays at 0 or
         1."""

@@ -221,7 +221,8 @@ class Touched(Checking):
         lead = lead.without(axes_that_share(v, p), p.shape) if are_learned else lead
         inputs = self.input_of(at, p.shape[-1]), self.input_of(queries or (), p.shape[-2])
         tokens_of = self.inputs_of(at, p.shape[-1]), self.inputs_of(queries or (), p.shape[-2])
-        is_cross = None if in_window or is_own else reads_other_tokens(at, queries, p, tokens_of)
+        is_told = not (in_window or is_own or candidate.has_no_queries)
+        is_cross = reads_other_tokens(at, queries, p, tokens_of) if is_told else None
         logits = tag.logits
         if logits is not None:
             logits = lead.split(logits) if logits.dim() == p.dim() and (p.dim() == 4 or lead.flattened) else None

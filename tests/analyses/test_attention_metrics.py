@@ -9,28 +9,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from networks_of_others import MaskedAttention
 from torch import nn
 
 import rankbench
-
-
-class Attention(nn.Module):
-    """Four heads of width 4, whose mask is an argument. It keeps P, the logits and the values; fill: of hidden keys;
-    None: torch's own attention, which takes the mask."""
-
-    def __init__(self, fill):
-        super().__init__()
-        self.fill, self.qkv, self.out = fill, nn.Linear(16, 48), nn.Linear(16, 16)
-
-    def forward(self, x, sees):
-        q, k, v = self.qkv(x).unflatten(-1, (3, 4, 4)).permute(2, 0, 3, 1, 4)
-        self.logits, self.values = q @ k.mT / 2, v
-        self.p = self.logits.masked_fill(~sees, -math.inf).softmax(-1)
-        if self.fill is None:
-            heads = F.scaled_dot_product_attention(q, k, v, attn_mask=sees)
-        else:
-            heads = (self.logits + torch.zeros(()).masked_fill(~sees, self.fill)).softmax(-1) @ v
-        return x + self.out(heads.transpose(1, 2).flatten(2))
 
 
 @torch.no_grad()
@@ -44,7 +26,7 @@ def rows_of(module, *inputs):
 @pytest.mark.parametrize("of", ["heads", "documents"])
 def test_each_query_has_the_keys_of_its_own_head_and_sequence(of, fill):
     torch.manual_seed(0)
-    module, x = Attention(fill), torch.randn(5, 9, 16, dtype=torch.double)
+    module, x = MaskedAttention(fill), torch.randn(5, 9, 16, dtype=torch.double)
     causal = torch.ones(9, 9, dtype=torch.bool).tril()
     if of == "heads":  # two see a window of three tokens
         sees = torch.stack([causal & ~causal.tril(-3)] * 2 + [causal] * 2).expand(5, -1, -1, -1).clone()
@@ -114,7 +96,7 @@ def test_heads_in_groups_have_the_values_that_they_read():
 
 def test_the_distance_to_uniform_is_of_the_precision_of_p():
     torch.manual_seed(0)
-    module = Attention(-math.inf)
+    module = MaskedAttention(-math.inf)
     module.qkv.weight.data[:32] *= 1e-6
     module.qkv.bias.data[:32] = 0  # P is uniform but for 1e-12
     sees = torch.ones(9, 9, dtype=torch.bool)[None]
@@ -123,3 +105,13 @@ def test_the_distance_to_uniform_is_of_the_precision_of_p():
     # 1/9 and P are rounded to 1e-16 of their size
     assert table.distance_to_uniform.to_numpy() == pytest.approx(exact.numpy(), abs=1e-15)
     assert exact.max() < 1e-9
+
+
+def test_attention_whose_queries_begin_at_zero_is_to_its_own_tokens():
+    """As with muP: no touch moves them."""
+    torch.manual_seed(0)
+    module = MaskedAttention(-math.inf)
+    for part in (module.qkv.weight, module.qkv.bias):
+        part.data[:16] = 0
+    table = rows_of(module, torch.randn(5, 9, 16).double(), torch.ones(9, 9, dtype=torch.bool)[None])
+    assert (table.kind == "softmax").all() and (table.own_weight - 1 / 9).abs().max() < 1e-15
