@@ -99,6 +99,11 @@ class ReadCall:
         return f"{self.kind}, cross" if self.is_cross else self.kind
 
     @property
+    def num_rows(self) -> int:
+        """How many P each head has: of sequences, or of windows."""
+        return math.prod(self.shape[:-2]) // max(1, self.lead.heads)
+
+    @property
     def num_queries(self) -> int:
         return self.shape[-2]
 

@@ -167,13 +167,19 @@ class Touching(Plain):
             return Axes(self.sequences.get(number), ())
         if len(mark.shape) > 3:
             return Axes(0, ())
-        ends = [(call.touched, call.num_keys) for call in self.calls if call.keys_of == number]
-        found = {mark.axes_of(at, size) for at, size in ends if 0 < len(at) < size}
-        axes = {axis for axes in found for axis in axes if len(axes) == 1}
+        calls = [call for call in self.calls if call.keys_of == number and 0 < len(call.touched) < call.num_keys]
+        found = {(mark.axes_of(call.touched, call.num_keys), call.num_rows) for call in calls}
+        has_sequences = len(mark.shape) - mark.has_features > 1  # each of which has as many rows of P
+        axes = {
+            axis
+            for axes, rows in found
+            for axis in axes
+            if len(axes) == 1 and not (has_sequences and rows % mark.shape[1 - axis])
+        }
         if len(axes) != 1:
             return Axes(mark.sequences, ())
         (tokens,) = axes
-        return Axes(1 - tokens if len(mark.shape) - mark.has_features > 1 else None, (tokens,))
+        return Axes(1 - tokens if has_sequences else None, (tokens,))
 
     def holds_one_token(self, leads: Tensor) -> bool:
         """Whether the touched leading indices are those of one touched token of each input, and of its sequence, apart
