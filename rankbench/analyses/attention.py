@@ -46,10 +46,10 @@ from rankbench.model.modules import Example
 from rankbench.plots.attention import draw_attention
 from rankbench.seeds import generator_for
 from rankbench.tape import AttentionCall
+from rankbench.tape.touch import HIDDEN
 
 SEQUENCES_AT_A_TIME = 8
 WEIGHTS_BYTES = 1 << 26  # bytes of attention weights in memory at the same time, in a pass for the floors
-HIDDEN = -5e3  # logits of hidden keys are lower: masks have -1e4 or less there
 HEAD = ["weights", "layer", "head"]
 ENTROPIES = ("entropy_nats", "least_entropy_nats", "score_norm_bound", "entropy_bound_nats")
 DISTANCES = ("uniform", "identity")

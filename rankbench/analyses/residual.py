@@ -120,7 +120,8 @@ def rows_by_layer(
         for layer, (state_BND, floors) in enumerate(states_with_floors(read, layers, batch, generator, views)):
             for number, (view, floor_B) in enumerate(zip(views, floors, strict=True)):
                 state, floor = at_least_float32(state_BND), at_least_float32(floor_B)
-                metrics = metrics_in_view(state, batch.counted(state.shape[1], view.without), floor, view)
+                counted_BN = read.counted_after(layers, batch, state.shape[1], view.without)
+                metrics = metrics_in_view(state, counted_BN, floor, view)
                 parts.setdefault((number, layer), []).append(metrics)
     dtype = str(state_BND.dtype).removeprefix("torch.")
     for number, layer in sorted(parts):

@@ -16,7 +16,7 @@ from rankbench.tape import AttentionCall
 from rankbench.tape.reading import ReadCall, Reading
 from rankbench.tape.sums import tapped
 from rankbench.tape.tags import Site
-from rankbench.tape.touch import hidden_keys
+from rankbench.tape.touch import hidden_in, seen_keys
 
 log = logging.getLogger(__name__)
 
@@ -46,11 +46,12 @@ def with_lengths(
                 f"mask={asked}: give present:<name> or absent:<name>, which says what true means; inputs of shape "
                 f"(sequences, tokens) are {', '.join(names) or 'none'}"
             )
-        return _by_mask(example, reading, name, kind == "present", main), asked
+        masked = heads[-1].keys_of if main is None else main
+        return _by_mask(example, reading, name, kind == "present", masked), asked
     # the keys of others are those of a window
     heads = tuple(call for call in heads if call.hidden_RM is not None and len(call.hidden_RM) == few.num_sequences)
     numbers = {call.keys_of for call in heads}
-    hidden = {number: hidden_BM for number in numbers if (hidden_BM := _hidden(heads, number)) is not None}
+    hidden = {number: hidden_BM for number in numbers if (hidden_BM := _hidden(heads, number, few)) is not None}
     said = []
     for number, hidden_BM in hidden.items():
         mask = _explaining(hidden_BM, few, reading)
@@ -63,15 +64,15 @@ def with_lengths(
         said.append("keys to which no query gives weight")
     if main not in hidden:
         known = [x.name for x in reading.inputs if x.name in KNOWN_MASKS and not x.is_touched and len(x.shape) == 2]
-        if len(known) == 1 and sum(x.is_touched for x in reading.inputs) <= 1:
+        if len(known) == 1 and sum(x.is_touched for x in reading.inputs) <= 1 and main is not None:
             example = _by_mask(example, reading, known[0], KNOWN_MASKS[known[0]], main)
             said.append(f"{'present' if KNOWN_MASKS[known[0]] else 'absent'}:{known[0]}")
-        elif main not in example.padding:
+        elif not example.padding:
             _warn_of_padding(module, example)
     return example, ", ".join(dict.fromkeys(said))
 
 
-def _hidden(heads: tuple[ReadCall, ...], number: int | None) -> Tensor | None:
+def _hidden(heads: tuple[ReadCall, ...], number: int | None, few: Example) -> Tensor | None:
     """The keys of an input's tokens that are absent, (B, M) bool; None if all are present, or the calls disagree."""
     calls = [call for call in heads if call.keys_of == number and call.kind in ("softmax", "signed")]
     calls = [call for call in calls if not call.is_cross] or calls
@@ -80,10 +81,25 @@ def _hidden(heads: tuple[ReadCall, ...], number: int | None) -> Tensor | None:
         return None
     hidden_BM = each[0]
     if (hidden_BM[:, :-1] & ~hidden_BM[:, 1:]).any():
-        if not (hidden_BM[:, 1:] & ~hidden_BM[:, :-1]).any():
-            raise ConfigError(f"{calls[0].call}: padding comes before a token; pad sequences at their end")
+        if not (hidden_BM[:, 1:] & ~hidden_BM[:, :-1]).any() or _is_in_a_mask(hidden_BM, few):
+            raise ConfigError(
+                f"{calls[0].call}: padding comes before a token; pad sequences at their end, behind tokens that the "
+                "network adds"
+            )
         return None
     return hidden_BM
+
+
+def _is_in_a_mask(hidden_BM: Tensor, few: Example) -> bool:
+    """Whether an input says of each key whether it is hidden, behind or in front of those that a network adds."""
+    for x in few.tensors:
+        if x.dim() == 2 and len(x) == len(hidden_BM) and not x.is_floating_point():
+            for hides in (x == 0, x != 0):
+                for before in range(hidden_BM.shape[1] - x.shape[1] + 1):
+                    added = before, hidden_BM.shape[1] - x.shape[1] - before
+                    if torch.equal(nn.functional.pad(hides, added), hidden_BM):
+                        return True
+    return False
 
 
 def _explaining(hidden_BM: Tensor, few: Example, reading: Reading) -> tuple[str, bool] | None:
@@ -113,6 +129,11 @@ def _padded(example: Example, number: int | None, present_BN: Tensor, name: str)
         raise ConfigError(f"{name}: padding comes before a token; pad sequences at their end")
     if present_BN.all():
         return example
+    if len(present_BN) != example.num_sequences:
+        raise ConfigError(
+            f"{name}: shows the padding of {len(present_BN)} sequences out of {example.num_sequences}, so that nothing "
+            "shows which axis of the inputs counts them; give sequences of one length, without padding"
+        )
     padding = dict(example.padding) | {number: (present_BN.sum(-1), present_BN.shape[1])}
     return replace(example, padding=padding)
 
@@ -121,7 +142,7 @@ def _by_weights(
     module: nn.Module, example: Example, reading: Reading, heads: tuple[ReadCall, ...], numbers: set[int | None]
 ) -> Example:
     """The example with lengths of these inputs' tokens from the weights of attention on every sequence."""
-    seen: dict[int | None, list[Tensor]] = {number: [] for number in numbers}
+    seen: dict[int | None, list[tuple[Tensor, Tensor]]] = {number: [] for number in numbers}
     wanted = []
     for number in numbers:
         calls = [call for call in heads if call.keys_of == number]
@@ -131,11 +152,12 @@ def _by_weights(
         def watch(call: AttentionCall) -> None:
             logits = None if call.logits is None else call.logits()
             of = reading.by_key[call.key]
-            seen[of.keys_of].append(~hidden_keys(call.weights, logits, of.is_cross))
+            seen[of.keys_of].append(seen_keys(call.weights, logits, of.is_cross))
 
         tap_calls(module, reading, tuple(wanted), chunk, watch)
-    for number, present in seen.items():
-        example = _padded(example, number, torch.cat(present), "attention")
+    for number, parts in seen.items():
+        hidden_BM = hidden_in(*map(torch.cat, zip(*parts, strict=True)))
+        example = _padded(example, number, ~hidden_BM, "attention")
     return example
 
 

@@ -5,7 +5,7 @@ Shapes: B sequence, H head, N query token, M key token, K width of the values, R
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -17,10 +17,11 @@ from rankbench.measures.module_padding import run_at_the_end, tap_calls, with_le
 from rankbench.model.modules import Example
 from rankbench.tape import AttentionCall, Sums, Tape
 from rankbench.tape.calls import named_tensors
+from rankbench.tape.marks import is_mask
 from rankbench.tape.read import read
 from rankbench.tape.reading import Axes, Output, ReadCall, Reading
 from rankbench.tape.sums import nothing_read, recorded
-from rankbench.tape.tags import Site
+from rankbench.tape.tags import Site, Visit
 
 FEW = 3  # sequences on which a module is read
 
@@ -188,15 +189,42 @@ class ReadModule:
         of, (rows, _, num_queries, num_keys) = self.reading.by_key[call.key], call.weights.shape
         if rows != chunk.num_sequences:
             return None, None
-        is_main = of.queries_of in (None, chunk.main_input)
-        counted_BN = chunk.counted(num_queries) if is_main else chunk.present(num_queries, of.queries_of)
-        present_BM = chunk.present(num_keys, of.keys_of)
+        counted_BN = self._counted_by([of], chunk, num_queries)
+        present_BM = chunk.present(num_keys, of.keys_of) if of.keys_of is not None or _hides(of) else None
         if not all(mask is None or mask.any() for mask in (counted_BN, present_BM)):
             raise ConfigError(
                 f"{of.call}: none of its tokens counts, by {self.mask}; say which input marks padding, as "
                 "mask=present:attention_mask, or give longer sequences"
             )
         return counted_BN, None if present_BM is None else present_BM.sum(1)
+
+    def counted_after(
+        self, layers: Sequence[Visit], chunk: Example, num_tokens: int, without: str | None = None
+    ) -> Tensor | None:
+        """Which tokens of the states after these layers count, (B, N) bool; None: all. without: one more kind of tokens
+        that does not. They are those that the layers' own attention has as queries, else those of the main input."""
+        calls = [call for call in self.reading.calls if any(run in call.runs for run in layers)]
+        return self._counted_by(calls, chunk, num_tokens, without) if calls else chunk.counted(num_tokens, without)
+
+    def _counted_by(
+        self, calls: Sequence[ReadCall], chunk: Example, num_tokens: int, without: str | None = None
+    ) -> Tensor | None:
+        """Which of the queries of these calls count. Where it is not known which input's tokens they are, they are the
+        main input's if self-attention hides some of them, or if that has no padding."""
+        selves = [call for call in calls if call.is_self]
+        numbers = [*(call.queries_of for call in calls), *(call.keys_of for call in selves)]
+        number = next((number for number in numbers if number is not None), None)
+        if number not in (None, chunk.main_input):
+            return chunk.present(num_tokens, number)
+        is_padded = chunk.lengths_B is not None or chunk.main_input in chunk.padding
+        if number is None and (not selves or (is_padded and not any(map(_hides, selves)))):
+            return None
+        return chunk.counted(num_tokens, without)
+
+
+def _hides(call: ReadCall) -> bool:
+    """Whether a call hides some keys of some sequence on which it was read."""
+    return call.hidden_RM is not None and bool(call.hidden_RM.any())
 
 
 def _centred(output: Sums) -> Sums:
@@ -252,19 +280,28 @@ def _read(module: nn.Module, example: Example, asked: Asked) -> tuple[Example, E
 
 
 def _few(example: Example) -> Example:
-    """A few sequences, among them those that differ most in padding, as their masks or last tokens tell."""
+    """A few sequences, among them those that differ most in padding, as masks, lengths or their last tokens tell."""
     count = example.num_sequences
     if count <= FEW:
         return example
     chosen = [0, 1, count - 1]
     for number, x in enumerate(example.tensors):
-        if x.dim() == 2 and example.axis(number) == 0 and not x.is_floating_point():
-            padding_B = run_at_the_end(x)
+        if example.axis(number) == 0 and (padding_B := _padding_in(x)) is not None:
             chosen = [int(padding_B.argmax()), int(padding_B.argmin()), *chosen]
     try:
         return example.at(sorted(list(dict.fromkeys(chosen))[:FEW]))
     except ConfigError:  # as many sequences as tokens
         return example
+
+
+def _padding_in(x: Tensor) -> Tensor | None:
+    """A number for each sequence that may grow or fall with its padding, (B,): of a list of lengths, of tokens or a
+    mask. None for other tensors."""
+    if not x.is_floating_point() and x.dim() < 3:
+        return x.long() if x.dim() == 1 else run_at_the_end(x)
+    if x.dim() > 1 and (x.dtype == torch.bool or (x.is_floating_point() and is_mask(x))):
+        return (x == 0).flatten(1).sum(1)
+    return None
 
 
 def _target(reading: Reading, asked: Asked, name: str) -> Output:

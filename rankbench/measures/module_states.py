@@ -226,14 +226,14 @@ def states_with_floors(
 ) -> Iterator[tuple[Tensor, list[Tensor]]]:
     """Yield each state with the floors of its residual, (B,) for each view. generator: on the CPU."""
     states = states_of(read, layers, example)
-    counted = [example.counted(states[0].shape[1], view.without) for view in views]
     perturbed_passes = []
     for _ in range(num_passes(*states[0].shape[1:])):
         with RandomRounding(generator):
             perturbed_passes.append(states_of(read, layers, example))
     for state_BND, *perturbed in zip(states, *perturbed_passes, strict=True):
         floors = []
-        for view, counted_BN in zip(views, counted, strict=True):
+        for view in views:
+            counted_BN = read.counted_after(layers, example, state_BND.shape[1], view.without)
             seen, kept_B = view.of(state_BND, counted_BN)
             floors.append(floor_of(seen(state_BND), map(seen, perturbed), kept_B))
         yield state_BND, floors

@@ -91,12 +91,18 @@ class Example:
 
     def present(self, num_tokens: int, number: int | None = None) -> Tensor | None:
         """Mask of the tokens that are present, out of this many, (B, N) bool; None if all are. number: of the input
-        whose tokens these are; None: the one that is measured."""
-        lengths_B, width = self.lengths_B, num_tokens
-        if lengths_B is None or (number is not None and number != self.main_input):
-            lengths_B, width = self.padding.get(self.main_input if number is None else number, (None, 0))
-        if lengths_B is None:
+        whose tokens these are; None: the one that is measured. ConfigError if they are joined to fewer."""
+        number = self.main_input if number is None else number
+        lengths_B, width = self.padding.get(number, (None, 0))
+        if self.lengths_B is not None and number == self.main_input:
+            lengths_B, width = self.lengths_B, self.tensors[0].movedim(self.axis(0) or 0, 0).shape[1]
+        if lengths_B is None or num_tokens == 1 < width:  # one token that is made of all
             return None
+        if num_tokens < width:
+            raise ConfigError(
+                f"padding: {width} tokens are joined to {num_tokens}, and nothing shows which of these are present; "
+                "give sequences of one length, without padding"
+            )
         # tokens that a network adds, such as one for the class, come first
         return torch.arange(num_tokens, device=lengths_B.device) < lengths_B[:, None] + (num_tokens - width)
 
@@ -104,8 +110,9 @@ class Example:
         """Mask of the tokens that count in measurements, out of this many, (B, N) bool; None if all do. without: one
         more kind of tokens that does not."""
         counted_BN = self.present(num_tokens)
-        if self.special_BN is not None and self.special_BN.shape[1] == num_tokens:
-            counted_BN = ~self.special_BN if counted_BN is None else counted_BN & ~self.special_BN
+        if self.special_BN is not None and (added := num_tokens - self.special_BN.shape[1]) >= 0:
+            special_BN = nn.functional.pad(self.special_BN, (added, 0))
+            counted_BN = ~special_BN if counted_BN is None else counted_BN & ~special_BN
         inputs = self.tensors[0].movedim(self.axis(0) or 0, 0)
         return self.kinds.counted(counted_BN, inputs, num_tokens, without)
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from rankbench.config.keys import ConfigError
 from rankbench.tape.reading import Lead
 
+HIDDEN = -5e3  # logits of hidden keys are lower: masks have -1e4 or less there
 LEAK = 0.01  # of the largest change along an axis: smaller ones come through scales of norms
-
 ROUNDING = 100  # roundings of a state's largest number below which two passes count as equal
 
 
@@ -355,19 +355,29 @@ def hidden_keys(p_RHNM: Tensor, logits_RHNM: Tensor | None, is_cross: bool | Non
     """Keys to which no other query of any head gives weight, (R, M); rows of queries that see no key do not count.
 
     A padded token may see itself. In causal attention no later query may see the last token either, so there its own
-    query counts.
+    query counts; also of a mask that is causal at its end alone, where each sequence has one such token.
     """
+    return hidden_in(*seen_keys(p_RHNM, logits_RHNM, is_cross))
+
+
+def seen_keys(p_RHNM: Tensor, logits_RHNM: Tensor | None, is_cross: bool | None) -> tuple[Tensor, Tensor]:
+    """The keys to which another query than their own gives weight, if some mask hides no later ones, and those to which
+    any does; (R, M)."""
     seen = p_RHNM != 0
     if logits_RHNM is not None and logits_RHNM.shape == p_RHNM.shape:
-        nothing = logits_RHNM.amax(-1, keepdim=True) <= torch.finfo(logits_RHNM.dtype).min / 2
-        seen &= ~nothing
+        seen &= logits_RHNM.amax(-1, keepdim=True) > HIDDEN  # other queries see nothing
     seen_RNM = seen.any(1)
     num_queries, num_keys = seen_RNM.shape[1:]
-    if not is_cross and num_queries == num_keys and seen_RNM.triu(1).any():
-        own_NM = torch.eye(num_keys, dtype=torch.bool, device=seen.device)
-        others_RM = (seen_RNM & ~own_NM).any(1)
-        return ~torch.where(others_RM.any(1, keepdim=True), others_RM, seen_RNM.any(1))
-    return ~seen_RNM.any(1)
+    if is_cross or num_queries != num_keys or not seen_RNM.triu(1).any():
+        return seen_RNM.any(1), seen_RNM.any(1)
+    own_NM = torch.eye(num_keys, dtype=torch.bool, device=seen.device)
+    return (seen_RNM & ~own_NM).any(1), seen_RNM.any(1)
+
+
+def hidden_in(by_others_RM: Tensor, by_any_RM: Tensor) -> Tensor:
+    """`hidden_keys` of what `seen_keys` returned, of all sequences together."""
+    are_last = bool(((by_any_RM & ~by_others_RM).sum(1) == 1).all())
+    return ~torch.where(by_others_RM.any(1, keepdim=True) & (not are_last), by_others_RM, by_any_RM)
 
 
 def put_back(
