@@ -41,6 +41,12 @@ def recorded(read: ReadModule, example: Example) -> Iterator[tuple[Example, Tape
         yield chunk, read.record(chunk)
 
 
+def has_channels(read: ReadModule) -> bool:
+    """Whether what is measured has an axis of channels, or of classes: one number per token, or per sequence, has
+    none."""
+    return len(read.target.shape) > 1 + len(read.axes.tokens)
+
+
 def _at_a_time(read: ReadModule) -> int:
     """Number of sequences that a CPU's cache, or a GPU's memory, has room for."""
     x = read.example.tensors[0]

@@ -4,7 +4,7 @@ Shapes: B batch, N token, C classes or output dimensions; `...` may hold a leadi
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -216,12 +216,30 @@ def is_scored(targets: Tensor) -> Tensor:
     return ~targets.isnan().any(-1) if targets.is_floating_point() else targets != ABSENT
 
 
+def check_shape(targets: Tensor, outputs: Sequence[int], has_classes: bool = True, begins: str = "") -> None:
+    """Raise ConfigError if targets do not fit outputs of this shape exactly: whatever broadcasts has another loss.
+
+    Numbers have the outputs' shape, classes that shape without its last axis. has_classes: whether that axis counts
+    classes.
+    """
+    numbers, classes = tuple(outputs), tuple(outputs[:-1])
+    are_numbers = targets.is_floating_point()
+    if tuple(targets.shape) != (numbers if are_numbers else classes) or not (are_numbers or has_classes):
+        of_classes = f", or classes (whole numbers) of shape {classes}" if has_classes else ""
+        raise ConfigError(
+            f"{begins}targets of {targets.dtype} and shape {tuple(targets.shape)} do not fit an output of shape "
+            f"{numbers}, sequences first; allowed are floating-point numbers of that shape{of_classes}; reshape them, "
+            "or leave them out"
+        )
+
+
 def score(outputs_BNC: Tensor, targets: Tensor) -> Score:
     """Loss and right answers of a batch, summed over its scored tokens.
 
     The loss is cross-entropy in nats for classes (targets_BN); for regression (targets_BNC) the squared error, mean
-    over C. Regression has no right answers: nan.
+    over C. Regression has no right answers: nan. ConfigError for targets of another shape.
     """
+    check_shape(targets, outputs_BNC.shape)
     scored_BN = is_scored(targets)
     loss = token_losses(outputs_BNC, targets, scored_BN).sum()
     if targets.is_floating_point():

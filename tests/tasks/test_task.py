@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from shipped import task_of
 
+from rankbench.config.keys import ConfigError
 from rankbench.seeds import generator_for
 from rankbench.tasks import TASKS, Batch
 from rankbench.tasks.task import ABSENT, check_sample, majority_baselines, repeated_token_ceiling, score
@@ -143,6 +144,14 @@ def test_loss_and_accuracy_are_those_of_a_loop(case):
     assert got.right == sum(right) and got.right.dtype == torch.float64
     if right:
         assert got.accuracy.item() == pytest.approx(sum(right) / len(right), rel=1e-15)  # one division
+
+
+@pytest.mark.parametrize(
+    "targets", [torch.zeros(4), torch.zeros(4, 1), torch.zeros(3), torch.zeros(4, 3, dtype=torch.int64)]
+)
+def test_targets_that_only_broadcast_have_no_score(targets):
+    with pytest.raises(ConfigError, match=r"do not fit an output of shape \(4, 3\), sequences first; .* shape \(4,\);"):
+        score(torch.zeros(4, 3), targets)
 
 
 def test_a_regression_is_scored_where_its_target_is_a_number():
