@@ -20,7 +20,15 @@ from rankbench.config.keys import key
 from rankbench.measures.attention_matrices import attention_metrics
 from rankbench.measures.dong_theory import num_paths
 from rankbench.measures.frozen_network import FrozenNetwork, sums_through_heads
-from rankbench.measures.module_paths import floors_of_parts, norms, paths_of, recorded
+from rankbench.measures.module_paths import (
+    floors_of_parts,
+    norms,
+    paths_of,
+    recorded,
+    sequences_of,
+    sums_of,
+    with_channels,
+)
 from rankbench.measures.module_reading import ReadModule
 from rankbench.measures.norms import without_absent
 from rankbench.measures.paths import NUMBERS_AT_A_TIME
@@ -185,7 +193,7 @@ def _of_modules(subject: Subject, options: Options) -> pd.DataFrame:
         log.info("%s: analysis.path_mass.mlp=%s is for networks of ours; gates are frozen", subject.run, options.mlp)
     rows = []
     for weights, read in subject.reads.items():
-        example, counts = read.example[: options.sequences], paths_of(read)
+        example, counts = sequences_of(read, options.sequences), paths_of(read)
         through = {
             (read.first[key][0], read.first[key][1] + number): count
             for key, count in counts.through.items()
@@ -194,7 +202,7 @@ def _of_modules(subject: Subject, options: Options) -> pd.DataFrame:
         sums: dict[tuple, dict[str, Tensor]] = {}
         remainder = 0.0
         for chunk, tape in recorded(read, example):
-            lengths = read.sums(tape)
+            lengths = sums_of(read, tape)
             state, remainder = lengths.state_BND, max(remainder, lengths.remainder)
             slope = None if chunk.targets is None else _slope(state, chunk.targets, _as_it_is)
             parts = [*_parts(read, tape, lengths), (NOTHING, torch.zeros_like(state))]
@@ -214,7 +222,7 @@ def _below_floor_of(read: ReadModule, example: Example, seed: int) -> list[dict[
     """The columns BELOW of each part, measured on the first sequences; without targets only below_floor."""
 
     def parts_of(tape: Tape) -> Iterator[Tensor]:
-        lengths = read.sums(tape, refuse=False)
+        lengths = sums_of(read, tape, refuse=False)
         if example.targets is not None:
             effects = _effects(lengths.state_BND, example.targets[: len(lengths.state_BND)], _as_it_is)
         for _, part in _parts(read, tape, lengths):
@@ -238,7 +246,7 @@ def _parts(read: ReadModule, tape: Tape, lengths: Sums) -> Iterator[tuple[tuple,
         yield ("length", length, None, None), sum_BND
     for through in tape.through_heads(read.upto, read.choose):
         depth, first = read.first[through.key]
-        for number, sum_BND in enumerate(read.arranged(through.sums)):
+        for number, sum_BND in enumerate(with_channels(read, read.arranged(through.sums))):
             yield ("head", None, depth, first + number), sum_BND
 
 

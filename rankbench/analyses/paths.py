@@ -21,7 +21,15 @@ from rankbench.analyses.columns import SPECIAL_TOKENS, WHOLE_ACCURACY
 from rankbench.config.keys import key
 from rankbench.measures.dong_theory import num_paths, path_length_distribution
 from rankbench.measures.frozen_network import FrozenNetwork, sums_by_length
-from rankbench.measures.module_paths import check_sums, floors_of_parts, module_sums, paths_of
+from rankbench.measures.module_paths import (
+    check_sums,
+    floors_of_parts,
+    module_sums,
+    paths_of,
+    sequences_of,
+    sums_of,
+    with_tokens,
+)
 from rankbench.measures.module_reading import ReadModule
 from rankbench.measures.norms import composite_norm, frobenius_norm, residual_matrix, without_absent
 from rankbench.measures.paths import all_paths, read_out, sample_paths, sums_of_groups
@@ -254,11 +262,11 @@ def _of_modules(subject: Subject, options: Options) -> pd.DataFrame:
     log.info("%s: sums of all frozen paths alone; single paths are taken from networks of ours", subject.run)
     rows = []
     for weights, read in subject.reads.items():
-        example, parts, remainder = read.example[: options.sequences], [], 0.0
+        example, parts, remainder = sequences_of(read, options.sequences), [], 0.0
         for chunk, sums in module_sums(read, example):
-            sums_KBNC = torch.cat([sums.by_length_KBND, sums.state_BND[None]])
-            counted_BN = read.counted(chunk)
-            parts.append(ReadOuts.of(sums_KBNC, chunk.targets, counted_BN, read=lambda outputs: outputs))
+            sums_KBNC = with_tokens(torch.cat([sums.by_length_KBND, sums.state_BND[None]]))
+            as_measured = partial(torch.Tensor.view_as, other=sums.state_BND)
+            parts.append(ReadOuts.of(sums_KBNC, chunk.targets, read.counted(chunk), read=as_measured))
             remainder = max(remainder, sums.remainder)
         log.info("%s, %s weights: path sums and output differ by %.1e (relative)", subject.run, weights, remainder)
         reading, counts = ReadOuts.joined(parts), paths_of(read).by_length
@@ -276,7 +284,7 @@ def _of_modules(subject: Subject, options: Options) -> pd.DataFrame:
 
 
 def _by_length(read: ReadModule, tape: Tape) -> list[Tensor]:
-    return [read.sums(tape, refuse=False).by_length_KBND]
+    return [sums_of(read, tape, refuse=False).by_length_KBND]
 
 
 def _order_blind(model: Transformer) -> bool:
@@ -324,7 +332,7 @@ SUMS = {
     "repeat": "Number of the subset, from 0; empty for all.",
     "accuracy": "Share of tokens; nan without targets.",
     "loss": "Nats per token, or squared error; nan without targets.",
-    "relative_residual": "Of the sum; mean over the sequences whose sum is not zero.",
+    "relative_residual": "Of the sum; mean over the sequences whose sum is not zero. 0 of one vector per sequence.",
     "norm_share": "Frobenius norm of the sum, as a share of the norms of all lengths and the bias added up. Empty for "
     "sampled paths.",
     "num_paths": "Number of paths in the sum.",

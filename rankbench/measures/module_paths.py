@@ -5,6 +5,7 @@ Shapes: B sequence, K path length, N token; `...` the axes of what is measured a
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -47,6 +48,40 @@ def has_channels(read: ReadModule) -> bool:
     return len(read.target.shape) > 1 + len(read.axes.tokens)
 
 
+def with_channels(read: ReadModule, x: Tensor) -> Tensor:
+    """x, arranged as what is measured, with an axis of channels: one number per token, or per sequence, has C = 1."""
+    return x if has_channels(read) else x[..., None]
+
+
+def with_tokens(x_TB: Tensor) -> Tensor:
+    """Parts of what is measured, (T, B, ...), with an axis of tokens: one vector per sequence has N = 1."""
+    return x_TB if x_TB.dim() > 3 else x_TB[:, :, None]
+
+
+def sequences_of(read: ReadModule, most: int | None) -> Example:
+    """The first sequences of the module's inputs, None: all, with targets that fit the sums below."""
+    example = read.example[:most]
+    return example if example.targets is None else replace(example, targets=with_channels(read, example.targets))
+
+
+def sums_of(read: ReadModule, tape: Tape, refuse: bool = True) -> Sums:
+    """`read.sums` with channels."""
+    return _with_channels(read, read.sums(tape, refuse=refuse))
+
+
+def kinds_of(read: ReadModule, tape: Tape, value_biases: str, refuse: bool) -> Iterator[tuple[str, Sums]]:
+    """`read.kinds` with channels. Without channels of its own an output is no logits, whatever it is called."""
+    for kind, sums in read.kinds(tape, value_biases, refuse):
+        if kind != "logits" or has_channels(read):
+            yield kind, _with_channels(read, sums)
+
+
+def _with_channels(read: ReadModule, sums: Sums) -> Sums:
+    by_length_KBND, state_BND = with_channels(read, sums.by_length_KBND), with_channels(read, sums.state_BND)
+    bias_BND = None if sums.bias_BND is None else with_channels(read, sums.bias_BND)
+    return sums._replace(by_length_KBND=by_length_KBND, state_BND=state_BND, bias_BND=bias_BND)
+
+
 def _at_a_time(read: ReadModule) -> int:
     """Number of sequences that a CPU's cache, or a GPU's memory, has room for."""
     x = read.example.tensors[0]
@@ -67,7 +102,7 @@ def floors_of_parts(
 
     def parts() -> Iterator[Tensor]:
         for part_TB in parts_of(read.record(chunk)):
-            yield part_TB if part_TB.dim() > 3 else part_TB[:, :, None]
+            yield with_tokens(part_TB)
 
     perturbed = [parts() for _ in range(num_passes(*read.shape_of_sequence))]
     counted_BN = read.counted(chunk)
@@ -82,7 +117,7 @@ def module_sums(read: ReadModule, example: Example) -> Iterator[tuple[Example, S
     """What is measured as the sum of its paths by length, a few sequences at a time. ConfigError if it is not that
     sum."""
     for chunk, tape in recorded(read, example):
-        yield chunk, read.sums(tape)
+        yield chunk, sums_of(read, tape)
 
 
 def norms(x: Tensor, batch_axis: int) -> Tensor:
