@@ -25,9 +25,9 @@ class Reader(nn.Module):
         return y if self.named is None else {self.named: y}
 
 
-def reader(generator, *args, **kwargs):
-    """A Reader with random weights, in double precision."""
+def reader(generator, *args, scale=0.3, **kwargs):
+    """A Reader with random weights of this standard deviation, in double precision."""
     module = Reader(*args, **kwargs).double().eval().requires_grad_(False)
     for weight in module.parameters():
-        weight.normal_(0, 0.3, generator=generator)
+        weight.normal_(0, scale, generator=generator)
     return module

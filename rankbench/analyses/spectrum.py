@@ -31,6 +31,7 @@ from rankbench.analyses.spectrum_columns import (
     LATER,
     MEASURED,
     NEEDED,
+    OF_TARGETS,
     RELATIVE,
     ROWS,
     SCORED,
@@ -105,19 +106,17 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
         }
         for kind in filter(by_kind.__contains__, KINDS):
             values = by_kind[kind]
-            defined_B = values.numbers["size"][0] > 0
             log.info(
                 "%s, %s weights: path sums and %s differ by %.1e (relative)",
                 *(subject.run, weights, kind, values.remainder),
             )
-            whole = {name: values.numbers[name].mean().item() for name in WHOLE}
-            counts = {"num_sequences": example.num_sequences, "num_undefined": int((~defined_B).sum())}
+            whole = {name: values.defined(name).mean().item() for name in WHOLE}
+            num_undefined = example.num_sequences - len(values.defined("size"))
+            counts = {"num_sequences": example.num_sequences, "num_undefined": num_undefined}
             same = {"remainder": values.remainder, **whole, **counts, "frozen": "; ".join(values.frozen)}
             same |= {"measured": read.name_of(kind), "weights_sd": spread}
-            for name in NEEDED:
-                same |= _interval(name, values.numbers[name][0][defined_B], options.resamples)
-            for name in LATER:
-                same |= _interval(name, values.numbers[name][0], options.resamples)
+            for name in (*NEEDED, *LATER):
+                same |= _interval(name, values.defined(name), options.resamples)
             axes: dict[str, Any] = {"weights": weights, "of": kind}
             rounding = max(
                 values.numbers["kl_upto"][-1].mean().item(), values.unit
@@ -126,16 +125,14 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
                 row = axes | {"part": "length", "path_length": length, "num_paths": as_float(count)}
                 row |= {"below_floor": below[kind][length]}
                 for name in MEASURED:
-                    among = defined_B if name in RELATIVE else ...
-                    row |= _interval(name, values.numbers[name][length][among], options.resamples)
+                    row |= _interval(name, values.defined(name, length), options.resamples)
                 row["error_below_floor"] = float(row["error_upto"] <= REMAINDERS_OF_ROUNDING * values.remainder)
                 row["kl_below_floor"] = float(row["kl_upto"] <= REMAINDERS_OF_ROUNDING * rounding)
                 rows.append(row | same)
             if "constant_mass" in values.numbers:
                 row = axes | {"part": "constant"}
                 for name in ("mass", "share"):
-                    numbers_B = values.numbers[f"constant_{name}"][0][defined_B]
-                    row |= _interval(name, numbers_B, options.resamples)
+                    row |= _interval(name, values.defined(f"constant_{name}"), options.resamples)
                 rows.append(row | same)
         for number, values in by_layer.items():
             row = {"weights": weights, "layer": number + 1, "measured": layers[number].name}
@@ -198,13 +195,22 @@ class _Values:
         """Those of all sequences, once all are added."""
         return {name: torch.cat(parts, -1).double().cpu() for name, parts in self.chunks.items()}
 
+    def defined(self, name: str, length: int = 0) -> Tensor:
+        """Those of a length, without the sequences that have none: no scored target, few tokens, or an X of zero."""
+        numbers_B = self.numbers[name][length]
+        if name in LATER:
+            return numbers_B[~numbers_B.isnan()]
+        if name in OF_TARGETS:
+            return numbers_B[self.numbers["num_scored"][0] > 0]
+        return numbers_B if name in BESIDE else numbers_B[self.numbers["size"][0] > 0]
+
 
 def _of_layer(values: _Values, resamples: int) -> dict[str, Any]:
     """Of the states after a layer, what its row says of all sequences together."""
-    defined_B = values.numbers["size"][0] > 0
-    row: dict[str, Any] = {"of": "layer", "part": "layer", "num_undefined": int((~defined_B).sum())}
+    num_undefined = values.numbers["size"].numel() - len(values.defined("size"))
+    row: dict[str, Any] = {"of": "layer", "part": "layer", "num_undefined": num_undefined}
     for name in NEEDED:
-        row |= _interval(name, values.numbers[name][0][defined_B], resamples)
+        row |= _interval(name, values.defined(name), resamples)
     return row | {"remainder": values.remainder, "frozen": "; ".join(values.frozen)}
 
 
@@ -236,7 +242,7 @@ def _values(
                 of_layers[number].add(_numbers_of_layer(sums, chunk), sums)
     for of_kind in parts.values():  # whatever X is, the loss is that of the output
         of_output = parts["output"].numbers
-        of_kind.numbers.update({name: of_output[name] for name in (*SCORED, *WHOLE, *BESIDE, *LATER)})
+        of_kind.numbers.update({name: of_output[name] for name in (*SCORED, *WHOLE, *BESIDE, *LATER, "num_scored")})
         of_kind.numbers[EXCESS] = of_kind.numbers["loss_upto"] - of_kind.numbers["whole_loss"]
     return parts, dict(sorted(of_layers.items())), num_paths
 
@@ -275,8 +281,9 @@ def _numbers(
     numbers |= _lengths_needed(numbers["error_upto"])
     if kind == "output":
         scored = torch.stack([_scored(x, chunk) for x in chain(accumulate(S_K), [sums.state_BND])], dim=1)
-        for column, name, score_KB in zip(SCORED, WHOLE, scored, strict=True):
+        for column, name, score_KB in zip(SCORED, WHOLE, scored[:2], strict=True):
             numbers[column], numbers[name] = score_KB[:-1], score_KB[-1:]
+        numbers["num_scored"] = scored[2, -1:]
         numbers |= _beside(read, S_K, sums.state_BND, chunk)
     if constant is not None:
         c = seen(with_channels(read, constant))
@@ -328,11 +335,11 @@ def _shares_below(read: ReadModule, example: Example, value_biases: str, seed: i
 
 
 def _scored(outputs: Tensor, example: Example) -> Tensor:
-    """Loss per scored token and accuracy of each sequence, (2, B); nan without targets."""
+    """Loss per scored token, accuracy and number of scored tokens of each sequence, (3, B); nan without targets."""
     if example.targets is None:
-        return torch.full((2, example.num_sequences), float("nan"))
+        return torch.full((3, example.num_sequences), float("nan"))
     each = scores(outputs, example.targets)
-    return torch.stack([torch.stack([sum_score.mean_loss, sum_score.accuracy]).double() for sum_score in each], dim=1)
+    return torch.stack([torch.stack([of.mean_loss, of.accuracy, of.tokens]).double() for of in each], dim=1)
 
 
 def _interval(name: str, values_B: Tensor, resamples: int) -> dict[str, float]:

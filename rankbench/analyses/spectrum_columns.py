@@ -10,6 +10,7 @@ LATER = ("hard_tokens_later", "last_tokens_later")
 MEASURED = (*RELATIVE, *SCORED, EXCESS, *BESIDE)
 NEEDED = {"k95": 0.05, "k99": 0.01, "k999": 0.001}  # the error that is left
 WHOLE = ("whole_loss", "whole_accuracy")
+OF_TARGETS = (*SCORED, EXCESS, "loss_settled_upto", *WHOLE)
 
 
 def _with_interval(columns: dict[str, str]) -> dict[str, str]:
@@ -39,16 +40,18 @@ ROWS = {
             "share": "<S_k, X> / ||X||_F^2, which sums to 1, over the same sequences. Where the masses sum to far more "
             "than 1, lengths cancel: shares are then no parts of a whole, and a mean of lengths by them says nothing.",
             "error_upto": "||X - (S_0 + ... + S_k)||_F / ||X||_F, over the same sequences.",
-            "loss_upto": "Loss of S_0 + ... + S_k of the output, whatever X is (nats per scored token); nan without "
-            "targets.",
+            "loss_upto": "Loss of S_0 + ... + S_k of the output, whatever X is (nats per scored token), over the "
+            "sequences that have a scored token; nan without targets.",
             "accuracy_upto": "Accuracy of the same; nan without targets.",
-            EXCESS: "loss_upto of a sequence minus its whole loss (nats per scored token); nan without targets.",
+            EXCESS: "loss_upto of a sequence minus its whole loss (nats per scored token), over the same sequences; "
+            "nan without targets.",
             "kl_upto": "sum_c p_c log(p_c / q_c): Kullback-Leibler divergence of the softmax p of the output from that "
             "of S_0 + ... + S_k (nats, mean over tokens); nan for an output that is no logits, as the next three.",
             "agreement_upto": "Share of tokens for which both have the same most likely class.",
             "settled_upto": "Share of tokens whose divergence is below .01 nats from k on.",
             "loss_settled_upto": "Share of scored tokens whose loss is within .01 nats of their whole one from k on: "
-            "what a mean loss, in which errors of both signs cancel, does not tell; nan without targets.",
+            "what a mean loss, in which errors of both signs cancel, does not tell; over the same sequences, nan "
+            "without targets.",
         }
     ),
     "below_floor": "Share of the first 16 sequences, fewer for large modules, whose S_k is no more than rounding "
@@ -64,15 +67,15 @@ ROWS = {
     **_with_interval(
         {
             "hard_tokens_later": "First k from which a token's divergence is below .01 nats: mean over the third of a "
-            "sequence's scored tokens with the largest loss, less that over the third with the smallest (heads); nan "
-            "without targets or with fewer than three such tokens.",
+            "sequence's scored tokens with the largest loss, less that over the third with the smallest (heads), over "
+            "the sequences with at least three such tokens; nan if there are none.",
             "last_tokens_later": "The same for the last third of a sequence's tokens and its first; nan for an output "
             "that is no logits.",
         }
     ),
     "remainder": "Largest ||X - sum_k S_k|| / ||X|| of a batch.",
-    "whole_loss": "Loss of the output; nan without targets.",
-    "whole_accuracy": "Accuracy of the output; nan without targets.",
+    "whole_loss": "Loss of the output, over the sequences that have a scored token; nan without targets.",
+    "whole_accuracy": "Accuracy of the output, over the same sequences; nan without targets.",
     "num_sequences": "Number of sequences.",
     "num_undefined": "Number of sequences whose X is zero.",
     "frozen": "All parts that were held fixed; of a product of two activations which factor, and the call that made "
