@@ -8,9 +8,7 @@ import torch
 from rankbench.analyses.analysis import Subject
 from rankbench.config.keys import ConfigError, in_one_line
 from rankbench.measures.module_padding import SEQUENCES_AT_A_TIME
-from rankbench.measures.module_paths import has_channels
-from rankbench.measures.module_reading import ReadModule
-from rankbench.tasks.task import ABSENT, check_shape
+from rankbench.measures.module_paths import check_targets
 
 
 @torch.no_grad()
@@ -19,28 +17,14 @@ def check_runs(subject: Subject) -> None:
     with told(subject.run, f"does not run on inputs={subject.who['task']}"):
         reads = subject.reads
     for read in reads.values():
-        check_targets(read, subject.run)
+        if read.upto is None:  # of a submodule's result only the analyses that score it ask
+            check_targets(read)
         begin = 0
         for chunk in read.example.split(SEQUENCES_AT_A_TIME):
             end = begin + chunk.num_sequences
             with told(subject.run, f"does not run on sequences {begin + 1} to {end} of inputs={subject.who['task']}"):
                 chunk.run(read.module)
             begin = end
-
-
-def check_targets(read: ReadModule, model: str) -> None:
-    """ConfigError if the targets do not fit the module's output, whose sequences come first and tokens next."""
-    targets = read.example.targets
-    if targets is None or read.upto is not None:
-        return
-    of_few = read.arranged(torch.empty(read.target.shape, device="meta"))
-    shape = (read.example.num_sequences, *of_few.shape[1:])
-    check_shape(targets, shape, has_channels(read), f"model={model}: ")
-    if not targets.is_floating_point() and not ((targets.long() >= ABSENT) & (targets.long() < shape[-1])).all():
-        raise ConfigError(
-            f"model={model}: targets from {targets.min()} to {targets.max()}; allowed are classes from 0 to "
-            f"{shape[-1] - 1}, and {ABSENT} for tokens that are not scored; give that in place of torch's -100"
-        )
 
 
 @contextmanager

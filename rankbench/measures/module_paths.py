@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from rankbench.config.keys import ConfigError
 from rankbench.measures.frozen_network import free_share
 from rankbench.measures.module_reading import ReadModule
 from rankbench.measures.norms import euclidean_norm
@@ -17,7 +18,7 @@ from rankbench.measures.rounding import FLOOR_SEQUENCES, FloorsOfSums, RandomRou
 from rankbench.model.modules import Example
 from rankbench.tape import Sums, Tape
 from rankbench.tape.counting import Paths
-from rankbench.tasks.task import Score, score
+from rankbench.tasks.task import ABSENT, Score, check_shape, score
 
 # In the sums of all lengths, on a CPU. Four times as many take up to 1.2 times as long, because no call then fits the
 # caches; a quarter as many take up to 1.3 times as long, because each recorded pass costs 20 ms of Python.
@@ -25,9 +26,26 @@ BYTES_AT_A_TIME = 1 << 24
 
 
 def check_sums(reads: Mapping[str, ReadModule]) -> None:
-    """ConfigError if what is measured of a module is not the sum of its paths, tried on one sequence."""
+    """ConfigError if what is measured of a module is not the sum of its paths, tried on one sequence, or if the targets
+    do not fit it."""
     for read in reads.values():
+        check_targets(read)
         list(module_sums(read, read.example[:1]))
+
+
+def check_targets(read: ReadModule) -> None:
+    """ConfigError if the targets do not fit what is measured, whose sequences come first and tokens next."""
+    targets, name = read.example.targets, type(read.module).__name__
+    if targets is None:
+        return
+    of_few = read.arranged(torch.empty(read.target.shape, device="meta"))
+    shape = (read.example.num_sequences, *of_few.shape[1:])
+    check_shape(targets, shape, has_channels(read), f"{name}: ")
+    if not targets.is_floating_point() and not ((targets.long() >= ABSENT) & (targets.long() < shape[-1])).all():
+        raise ConfigError(
+            f"{name}: targets from {targets.min()} to {targets.max()}; allowed are classes from 0 to {shape[-1] - 1}, "
+            f"and {ABSENT} for tokens that are not scored; give that in place of torch's -100"
+        )
 
 
 def paths_of(read: ReadModule) -> Paths:

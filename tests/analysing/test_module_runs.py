@@ -54,6 +54,16 @@ def test_classes_that_the_output_has_not_are_refused_with_what_means_unscored(ge
     assert "in place of torch's -100" in message and "shape" not in message
 
 
+@pytest.mark.parametrize("analysis", ["spectrum", "paths", "path_mass"])
+def test_targets_of_the_output_are_no_targets_of_a_submodule(generator, analysis):
+    x, targets = torch.randn(B, N, D, generator=generator), torch.full((B, N), D)
+    message = refusal(
+        rankbench.analyze, reader(generator, 2 * D), {"x": x, "targets": targets}, analysis, output="encoder"
+    )
+    assert f"targets from {D} to {D}; allowed are classes from 0 to {D - 1}," in message
+    rankbench.analyze(reader(generator, 2 * D), {"x": x, "targets": targets}, "residual", output="encoder")
+
+
 @pytest.mark.parametrize("batch_first", [True, False])
 def test_targets_that_fit_are_scored_as_by_torch(generator, batch_first):
     module = reader(generator, 5, batch_first=batch_first)
