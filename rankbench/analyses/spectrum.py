@@ -239,7 +239,7 @@ def _values(
         del sums  # before those of the next sequences
         if layers:
             for number, sums in sums_after_layers(tape, layers, value_biases, refuse):
-                of_layers[number].add(_numbers_of_layer(sums, chunk), sums)
+                of_layers[number].add(_numbers_of_layer(read, layers, sums, chunk), sums)
     for of_kind in parts.values():  # whatever X is, the loss is that of the output
         of_output = parts["output"].numbers
         of_kind.numbers.update({name: of_output[name] for name in (*SCORED, *WHOLE, *BESIDE, *LATER, "num_scored")})
@@ -247,9 +247,10 @@ def _values(
     return parts, dict(sorted(of_layers.items())), num_paths
 
 
-def _numbers_of_layer(sums: Sums, chunk: Example) -> dict[str, Tensor]:
+def _numbers_of_layer(read: ReadModule, layers: Sequence[LayerState], sums: Sums, chunk: Example) -> dict[str, Tensor]:
     """The size of the states of each of these sequences and the lengths that they need, (1, B)."""
-    seen = partial(without_absent, present_BN=chunk.counted(sums.state_BND.shape[1]))
+    places = [layer.place for layer in layers]
+    seen = partial(without_absent, present_BN=read.counted_after(places, chunk, sums.state_BND.shape[1]))
     X = seen(sums.state_BND)
     size_B = norms(X, 0)
     error_KB = torch.stack([norms(X - upto, 0) for upto in accumulate(map(seen, sums.by_length_KBND))]) / size_B

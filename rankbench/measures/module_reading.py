@@ -21,7 +21,7 @@ from rankbench.tape.marks import is_mask
 from rankbench.tape.read import read
 from rankbench.tape.reading import Axes, Output, ReadCall, Reading
 from rankbench.tape.sums import nothing_read, recorded
-from rankbench.tape.tags import Site, Visit
+from rankbench.tape.tags import Site
 
 FEW = 3  # sequences on which a module is read
 
@@ -199,7 +199,7 @@ class ReadModule:
         return counted_BN, None if present_BM is None else present_BM.sum(1)
 
     def counted_after(
-        self, layers: Sequence[Visit], chunk: Example, num_tokens: int, without: str | None = None
+        self, layers: Sequence[object], chunk: Example, num_tokens: int, without: str | None = None
     ) -> Tensor | None:
         """Which tokens of the states after these layers count, (B, N) bool; None: all. without: one more kind of tokens
         that does not. They are those that the layers' own attention has as queries, else those of the main input."""
