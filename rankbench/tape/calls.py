@@ -4,7 +4,9 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import cache
+from functools import cache, partial
+from itertools import combinations
+from math import prod
 from typing import Any
 
 import torch
@@ -90,6 +92,48 @@ def name_of(func: Any) -> tuple[str, bool, str]:
     if name.endswith("_") and not name.endswith("__") and name != "requires_grad_":
         name, in_place = name.removesuffix("_"), True
     return ALIASES.get(name, name), in_place, full_name
+
+
+def in_order(args: tuple, kwargs: dict | None) -> tuple[tuple, dict]:
+    """The arguments of a call with its tensors first, also if they were given by name."""
+    kwargs = dict(kwargs or {})
+    if not args and "condition" not in kwargs:
+        args = tuple(kwargs.pop(key) for key in ("input", "tensor", "tensors") if key in kwargs)
+    if len(args) == 1 and "other" in kwargs:
+        args = (*args, kwargs.pop("other"))
+    return args, kwargs
+
+
+def einsum_in_pairs(args: tuple, is_made: Callable[[Tensor], bool]) -> Callable[[], Tensor] | None:
+    """An einsum of two activations and others as products of two, which differs by rounding. None for other einsums,
+    where "..." stands for axes, and of three activations, whose order would decide what is attention. is_made: whether
+    a tensor is an activation."""
+    equation, *operands = args if args else ("",)
+    if len(operands) == 1 and isinstance(operands[0], (tuple, list)):
+        operands = list(operands[0])
+    if len(operands) < 3 or sum(map(is_made, operands)) != 2 or "->" not in equation or "." in equation:
+        return None
+    return partial(_in_pairs, equation.replace(" ", ""), operands)
+
+
+def _in_pairs(equation: str, operands: list[Tensor]) -> Tensor:
+    """Each time the product of those two that has the fewest numbers."""
+    given, _, out = equation.partition("->")
+    terms = list(zip(given.split(","), operands, strict=True))
+    sizes = {letter: size for term, x in terms for letter, size in zip(term, x.shape, strict=True)}
+    while len(terms) > 2:
+
+        def product_of(pair: tuple[int, int]) -> str:
+            others = "".join(term for number, (term, _) in enumerate(terms) if number not in pair)
+            letters = dict.fromkeys(terms[pair[0]][0] + terms[pair[1]][0])
+            return "".join(letter for letter in letters if letter in others + out)
+
+        pair = min(combinations(range(len(terms)), 2), key=lambda pair: prod(map(sizes.__getitem__, product_of(pair))))
+        made, (first, x), (second, y) = product_of(pair), terms[pair[0]], terms[pair[1]]
+        terms[pair[0]] = made, torch.einsum(f"{first},{second}->{made}", x, y)
+        del terms[pair[1]]
+    (first, x), (second, y) = terms
+    return torch.einsum(f"{first},{second}->{out}", x, y)
 
 
 def set_item(x: Tensor, index: Any, value: Tensor | float) -> Tensor:

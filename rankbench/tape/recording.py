@@ -5,8 +5,7 @@ and the tape's nodes.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import copy
 from dataclasses import dataclass
@@ -26,6 +25,8 @@ from rankbench.tape.calls import (
     DESCRIBES,
     EXITS,
     as_python,
+    einsum_in_pairs,
+    in_order,
     is_over_indices,
     name_of,
     out_of_place,
@@ -120,7 +121,7 @@ class Recorder(TorchFunctionMode):
         rules: dict[str, Callable],
         begin: str | None = None,
         watch: Callable[[AttentionCall], None] | None = None,
-        wanted: AbstractSet[int] | None = frozenset(),
+        wanted: Collection[int] | None = frozenset(),
         verdicts: Mapping[Site, Verdict] | None = None,
         keep: str | None = None,
     ) -> None:
@@ -131,11 +132,10 @@ class Recorder(TorchFunctionMode):
         self.tags = Tags()
         self._parts = WeakTensorKeyDictionary()  # parts that share memory with a whole: the whole, and the index
         self.num_calls = self.num_nodes = self.num_attention = self.depth = 0  # depth: of the call that is recorded
-        self.has_paths = False  # whether any tensor so far has paths
+        self.has_paths, self.epsilon = False, 0.0  # whether any tensor has paths so far; the coarsest rounding
         self.mixed: dict[Node, Site] = {}  # the calls of the nodes that pass heads
         self.results: dict[str, list[tuple[Tag, Tensor | None]]] = {}  # by submodule, one for each time it ran
         self.values: dict[int, Tensor] = {}
-        self.epsilon = 0.0  # the coarsest rounding in the pass
         self.running: list[Visit] = []  # the submodules around the call that is being recorded
         self._times: Counter[str] = Counter()
         self._products: Counter[tuple[str, str]] = Counter()
@@ -299,11 +299,11 @@ class Recorder(TorchFunctionMode):
         name, changes, full_name = name_of(func)
         if name in DESCRIBES:
             return func(*args, **(kwargs or {}))
-        kwargs = dict(kwargs or {})
-        if not args and "condition" not in kwargs:
-            args = tuple(kwargs.pop(key) for key in ("input", "tensor", "tensors") if key in kwargs)
-        if len(args) == 1 and "other" in kwargs:
-            args = (*args, kwargs.pop("other"))
+        in_pairs = einsum_in_pairs(args, lambda x: self.tag(x).kind == Kind.ACTIVATION) if name == "einsum" else None
+        if in_pairs is not None:
+            with self:
+                return in_pairs()
+        args, kwargs = in_order(args, kwargs)
         given = tensors_in(args) + tensors_in(kwargs)
         in_place = changes or bool(kwargs.get("inplace"))
         self.num_calls += 1

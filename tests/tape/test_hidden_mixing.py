@@ -395,7 +395,10 @@ class Quantised(Attention):
 
 REFUSED = {
     "tensordot": (lambda: Attention(by_tensordot), "tensordot .*is not covered, and may be attention"),
-    "an einsum of three": (lambda: Attention(by_one_einsum), "einsum .*is not covered, and may be attention"),
+    "an einsum of three activations": (
+        lambda: Attention(by_one_einsum),
+        "einsum .*is not covered, and may be attention",
+    ),
     "an operator": (
         lambda: Attention(lambda q, k, v, _: by_an_operator(q, k, v)),
         "is not covered, and may be attention",
