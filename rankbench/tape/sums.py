@@ -24,9 +24,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from rankbench.config.keys import ConfigError
-from rankbench.tape.calls import name_of_module
+from rankbench.tape.calls import name_of_module, named_tensors
 from rankbench.tape.counting import Paths, paths_of
-from rankbench.tape.following import first_state
 from rankbench.tape.read import read
 from rankbench.tape.read_out import read_out_of
 from rankbench.tape.reading import Reading
@@ -372,9 +371,7 @@ class Tape:
 
 def _main_tensor(output: Any) -> Tensor:
     """last_hidden_state if there is one, else the first floating-point tensor."""
-    tensor = getattr(output, "last_hidden_state", None)
-    if tensor is None:
-        tensor = first_state(output)
-    if tensor is None:
+    named = dict(named_tensors(output))
+    if not named:
         raise ConfigError(f"the module returned {type(output).__name__} without a tensor of floats; give output=")
-    return tensor
+    return named.get("last_hidden_state", next(iter(named.values())))

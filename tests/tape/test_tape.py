@@ -984,6 +984,31 @@ def test_a_frozen_tensor_that_is_changed_later_is_refused():
         record(drawn(Between(change)), states()).sums()
 
 
+@dataclass
+class Returned:
+    """What a module may return: numbers of each sequence, and the states."""
+
+    sizes: torch.Tensor
+    last_hidden_state: torch.Tensor
+
+
+@pytest.mark.parametrize("kind", [dict, lambda **named: Returned(**named), lambda **named: tuple(named.values())[::-1]])
+def test_the_states_of_what_a_module_returns_are_summed(kind):
+    module = drawn(Between(FUNCTIONS["swiglu"]))
+    wanted = record(module, states()).sums()
+    whole = nn.Sequential(module, Returning(kind))
+    close(record(whole, states()).sums().by_length_KBND, wanted.by_length_KBND)
+
+
+class Returning(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+
+    def forward(self, x):
+        return self.kind(sizes=x.flatten(1).norm(dim=1), last_hidden_state=x)
+
+
 @pytest.mark.parametrize(
     ("attempt", "message"),
     [
