@@ -18,7 +18,8 @@ def joined(touched: Touched) -> list[str]:
     """The submodules that join tokens; "" is the module itself, in front of all of them."""
     if not touched.way.scale or not _may_join(touched):
         return []
-    pairs = [(touched, other) for other in _beside(touched)]
+    one = _with_inputs_apart(touched)
+    pairs = [(one, other) for other in _beside(one)]
     places = {run: at for run in touched.base.entered if (at := _place_in(run, touched)) is not None}
     while True:  # behind a convolution, say, the touches of two tokens overlap
         places = {run: at for run, at in places.items() if not any(_apart(*pair, run) for pair in pairs)}
@@ -43,6 +44,14 @@ def _may_join(touched: Touched) -> bool:
         for each in touched.base.passages.values()
     ]
     return len(sizes) > 1 or any(turned) or any(sizes.isdisjoint(mark.shape) for mark in marks)
+
+
+def _with_inputs_apart(touched: Touched) -> Touched:
+    """Of several inputs, a pass in which no two are touched at neighbouring tokens, or beside it one would be touched
+    where the other was, as if both were joined."""
+    if len(touched.marks) < 2:
+        return touched
+    return touched.another(touched.way._replace(stride=2), {}) or touched
 
 
 def _beside(touched: Touched) -> list[Touched]:

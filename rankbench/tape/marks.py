@@ -13,7 +13,7 @@ from rankbench.tape.touch import changed_at
 class Way(NamedTuple):
     """How inputs are touched: by how many standard deviations, 0 for not at all; in which inputs of tokens one is
     exchanged for another; whether at one of the first tokens; whether at all numbers along the last of three axes;
-    which inputs are left alone; how far from the usual token, or pixel."""
+    which inputs are left alone; how far from the usual token, or pixel; how far apart those of two inputs are."""
 
     scale: float
     exchanged: frozenset[int] = frozenset()
@@ -21,6 +21,7 @@ class Way(NamedTuple):
     rows: bool = False
     left_out: frozenset[int] = frozenset()
     beside: int = 0
+    stride: int = 1
 
 
 class Mark(NamedTuple):
@@ -71,7 +72,7 @@ def place_of(shape: Sequence[int], number: int, way: Way) -> tuple[int, ...]:
     axes = range(1 if len(shape) < 4 else 2, len(shape))
     return tuple(
         min(max(0, at + way.beside * (axis in axes)), shape[axis] - 1)
-        for axis, at in enumerate(_usual_place(shape, number, way.early))
+        for axis, at in enumerate(_usual_place(shape, number * way.stride, way.early))
     )
 
 

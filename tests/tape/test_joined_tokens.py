@@ -343,3 +343,34 @@ def test_tokens_that_attention_leaves_out_join_none_behind_a_convolution(mix):
     behind = nn.Sequential(Sequence(Attention(mix)), OfSome(mix), Sequence(Attention(mix)))
     (where,) = record(drawn(nn.Sequential(near, behind)), states("joined", T)).reading.mixing
     assert where.startswith("0.")
+
+
+class OfTwoInputs(nn.Module):
+    """Layers that read what `join` makes of two states; a convolution joins pairs of tokens."""
+
+    def __init__(self, join):
+        super().__init__()
+        self.join, self.layers = join, Sequence(Attention(by_kernel), Attention(by_kernel))
+        self.convolution, self.first = nn.Conv1d(D, D, 2, stride=2), nn.Parameter(torch.zeros(1, 1, D))
+
+    def halved(self, x):
+        return self.convolution(x.mT).mT
+
+    def forward(self, x, other):
+        return self.layers(self.join(self, x, other))
+
+
+BOTH = {
+    "a class token and the sum": (lambda m, x, other: torch.cat([m.first.expand(B, 1, D), x + other], 1), ()),
+    "the sum and a class token": (lambda m, x, other: torch.cat([x + other, m.first.expand(B, 1, D)], 1), ()),
+    "pairs of the sum": (lambda m, x, other: m.halved(x + other), ("the module itself",)),
+    "pairs of the first": (lambda m, x, other: torch.cat([m.halved(x), other], 1), ("the module itself",)),
+    "pairs of the second": (lambda m, x, other: torch.cat([x, m.halved(other)], 1), ("the module itself",)),
+}
+
+
+@pytest.mark.parametrize("tokens", [9, 15, 16])
+@pytest.mark.parametrize("name", BOTH)
+def test_tokens_of_two_inputs_are_not_taken_for_neighbours(name, tokens):
+    join, mixing = BOTH[name]
+    assert record(drawn(OfTwoInputs(join)), states("one", tokens), states("two", tokens)).reading.mixing == mixing
