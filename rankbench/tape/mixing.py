@@ -121,7 +121,9 @@ def _widens(touched: Touched, call: ReadCall) -> bool:
         {index for new, old in rows for index in touched_at(new, old, axis) if old.shape[axis] <= call.num_keys}
         for axis in (0, 1)
     ]
-    return 0 < max(map(len, each)) < len(call.touched)
+    # overlapping windows hold one token at several of their keys, each window at one
+    most = int(touched.values_held[call.key].sum(-1).max())
+    return 0 < max(map(len, each)) < min(len(call.touched), most)
 
 
 def _rows(new: Tensor, old: Tensor) -> tuple[Tensor, Tensor]:

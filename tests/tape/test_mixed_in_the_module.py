@@ -128,3 +128,33 @@ def test_patches_that_a_stem_mixes_are_named(size, mix):
     images = random("images", B, 3, 32, 32)
     outer = nn.Sequential(Stem(size), Sequence(Attention(mix)))
     assert record(drawn(outer), images).reading.mixing == (() if size == 1 else ("0",))
+
+
+def in_chunks(q, k, v, _, width=4):
+    """Each block of tokens reads itself and both neighbours, as Longformer's chunks do."""
+
+    def around(x):
+        pad = F.pad(x, (0, 0, width, width))
+        parts = [pad[:, :, start : start + x.shape[2]].unflatten(2, (-1, width)) for start in (0, width, 2 * width)]
+        return torch.cat(parts, 3)
+
+    return by_kernel(q.unflatten(2, (-1, width)), around(k), around(v), None).flatten(2, 3)
+
+
+def dilated(q, k, v, _):
+    """Each token reads itself and the tokens two places away."""
+    keys, values = (F.pad(x, (0, 0, 2, 2)).unfold(2, 5, 1)[..., ::2] for x in (k, v))
+    return torch.einsum("bhnm,bhnkm->bhnk", torch.einsum("bhnk,bhnkm->bhnm", q, keys).softmax(-1), values)
+
+
+@pytest.mark.parametrize("mix", [in_chunks, dilated])
+def test_windows_that_overlap_mix_no_tokens(mix):
+    tape = record(drawn(Sequence(Attention(mix), Attention(mix))), states("apart", 16)[:2])
+    assert tape.reading.mixing == ()
+    assert tape.paths().by_length == [1, 4, 4]
+
+
+def test_a_convolution_of_the_values_of_windows_is_named():
+    """Which carries each token to several keys of one window."""
+    parts = (Attention(lambda q, k, v, _: in_chunks(q, k, F.avg_pool2d(v, (3, 1), 1, (1, 0)), None)) for _ in "ab")
+    assert record(drawn(Sequence(*parts)), states("apart", 16)).reading.mixing == ("parts.0", "parts.1")
