@@ -64,7 +64,7 @@ def mixing(touched: Touched, joined: Sequence[str] = ()) -> tuple[str, ...]:
         if other is None or other.left.shape != left.shape or run in touched.begun_anew:
             continue
         axes = axes_of(touched, other.left, left, run)
-        attended = {call.touched for call in touched.inside(run) if call.is_cross}
+        attended = {call.touched for call in touched.inside(run) if call.is_cross is not False}
         for axis in () if axes is None else axes.tokens:
             reached, changed = (set(f(other.left, left, axis)) for f in (touched_at, changed_at))
             places = []

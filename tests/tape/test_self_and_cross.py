@@ -6,7 +6,7 @@ Shapes: B sequence, N token, D width.
 
 import pytest
 import torch
-from networks_of_others import Attention, D, by_kernel, drawn, states
+from networks_of_others import Attention, D, by_kernel, drawn, states, written_out
 from torch import nn
 
 from rankbench.tape import record
@@ -115,3 +115,20 @@ def test_learned_tokens_are_named_alike_in_the_first_layer_and_the_next(number, 
     calls = record(drawn(Learned(number, together, by_kernel)), states("memory", T)).reading.calls
     names = [(call.call.module.split(".")[0], bool(call.is_cross)) for call in calls]
     assert names == ([("own", False)] if together else [("own", False), ("cross", True)]) * 2
+
+
+class Latent(Learned):
+    """Learned tokens that read a memory, then themselves, as in Perceiver."""
+
+    def forward(self, memory):
+        x = self.tokens.expand(len(memory), -1, -1)
+        for own, cross in zip(self.own, self.cross, strict=True):
+            x = x + cross(x, memory)
+            x = x + own(x)
+        return x
+
+
+@pytest.mark.parametrize("mix", [by_kernel, written_out])
+@pytest.mark.parametrize("number", [9, T])
+def test_learned_tokens_that_read_as_many_others_mix_none(number, mix):
+    assert record(drawn(Latent(number, False, mix)), states("memory", T)).reading.mixing == ()
