@@ -18,7 +18,7 @@ from rankbench.tape.reading import ReadCall
 from rankbench.tape.recording import Product
 from rankbench.tape.replay import Call
 from rankbench.tape.rules.products import have_unit_sums
-from rankbench.tape.tags import Site, Tag, Weighted
+from rankbench.tape.tags import Role, Site, Tag, Verdict, Weighted
 from rankbench.tape.touch import changed_numbers, is_partly, touched_at
 
 
@@ -156,6 +156,16 @@ class Checking(Choosing):
         if not is_partly(self._queries(candidate) or (), candidate.p.shape[-2]):
             raise unreadable(call)
         self.chosen[call] = None  # named among what mixes tokens
+
+    def _check_one_sequence(self, candidate: Candidate, is_softmax: bool) -> None:
+        """ConfigError for a softmax of scores whose keys are all touched in a single sequence, in which the touch of a
+        mean, say, fills one of two axes of tokens."""
+        by_tags, shape = candidate.product.by_tags, candidate.p.shape
+        if is_softmax and by_tags == Verdict(Role.ATTENTION, candidate.side) and shape[-2] > 1 == self.sequence[1]:
+            raise ConfigError(
+                f"{candidate.product.seen.call}: with one sequence nothing shows whether the keys of P of shape "
+                f"{tuple(shape)} are tokens; give two sequences or more"
+            )
 
     def _queries(self, candidate: Candidate) -> list[int] | None:
         """The touched queries; None if they are not known."""

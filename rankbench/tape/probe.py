@@ -284,6 +284,7 @@ class Touched(Checking):
             )
             is_sure = False
             if not (has_softmax and has_scores and others < 2):
+                self._check_one_sequence(candidate, is_softmax)
                 why = "sums over an axis that does not count tokens"
         elif not has_scores and p.shape[-2] > 1 and bool(((p0 != 0).sum(-2) < 2).all()):  # slots of experts
             why = "sends each of what it sums to one token alone"
