@@ -78,6 +78,8 @@ class Checking(Choosing):
     def __init__(self, base: Plain, way: Way, sequences: Mapping[int, int]) -> None:
         super().__init__(base, way, sequences)
         self.rows: dict[Site, list[int]] = {}  # touched queries, of weights that no product of queries and keys made
+        # sums over the touched keys at leading indices of one token, by weights that tags take for those of attention
+        self.of_one_token: dict[Site, tuple[Call, list[int], Tensor]] = {}
         self.scored_by: dict[int, Site | None] = {}  # of attention calls: their product of queries and keys
 
     def __torch_function__(self, func: Callable, types: tuple, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -156,6 +158,14 @@ class Checking(Choosing):
         if not is_partly(self._queries(candidate) or (), candidate.p.shape[-2]):
             raise unreadable(call)
         self.chosen[call] = None  # named among what mixes tokens
+
+    def _is_of_one_token(self, candidate: Candidate, leads: Tensor) -> bool:
+        """Whether the touched leading indices of P are those of one token, so that it sums over something else."""
+        if not self.holds_one_token(leads):
+            return False
+        if candidate.product.by_tags == Verdict(Role.ATTENTION, candidate.side):
+            self.of_one_token[candidate.key] = candidate.product.seen.call, candidate.at, leads
+        return True
 
     def _check_one_sequence(self, candidate: Candidate, is_softmax: bool) -> None:
         """ConfigError for a softmax of scores whose keys are all touched in a single sequence, in which the touch of a

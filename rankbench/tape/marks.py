@@ -13,7 +13,8 @@ from rankbench.tape.touch import changed_at
 class Way(NamedTuple):
     """How inputs are touched: by how many standard deviations, 0 for not at all; in which inputs of tokens one is
     exchanged for another; whether at one of the first tokens; whether at all numbers along the last of three axes;
-    which inputs are left alone; how far from the usual token, or pixel; how far apart those of two inputs are."""
+    which inputs are left alone; how far from the usual token, or pixel; how far apart those of two inputs are;
+    whether at the last number of the last of three axes, not the first."""
 
     scale: float
     exchanged: frozenset[int] = frozenset()
@@ -22,6 +23,7 @@ class Way(NamedTuple):
     left_out: frozenset[int] = frozenset()
     beside: int = 0
     stride: int = 1
+    last: bool = False
 
 
 class Mark(NamedTuple):
@@ -70,10 +72,11 @@ def middle(at: Sequence[int], size: int) -> int:
 def place_of(shape: Sequence[int], number: int, way: Way) -> tuple[int, ...]:
     """The number of an input that is touched: `way.beside` from its usual place, along whichever axis counts tokens."""
     axes = range(1 if len(shape) < 4 else 2, len(shape))
-    return tuple(
+    place = tuple(
         min(max(0, at + way.beside * (axis in axes)), shape[axis] - 1)
         for axis, at in enumerate(_usual_place(shape, number * way.stride, way.early))
     )
+    return (*place[:2], shape[2] - 1) if way.last and len(shape) == 3 else place
 
 
 def _usual_place(shape: Sequence[int], number: int, early: bool) -> tuple[int, ...]:

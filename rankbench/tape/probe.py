@@ -288,7 +288,7 @@ class Touched(Checking):
                 why = "sums over an axis that does not count tokens"
         elif not has_scores and p.shape[-2] > 1 and bool(((p0 != 0).sum(-2) < 2).all()):  # slots of experts
             why = "sends each of what it sums to one token alone"
-        elif not (has_scores or self.tag(product.tensors[1 - side]).taken) and self.holds_one_token(leads):
+        elif not (has_scores or self.tag(product.tensors[1 - side]).taken) and self._is_of_one_token(candidate, leads):
             why = "sums over something else than tokens, for each token by itself"
         elif not (has_softmax or has_scores or is_written_out):
             why = "neither a softmax nor scores made its weights"

@@ -27,6 +27,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path
 from rankbench.config.keys import ConfigError
 from rankbench.tape.calls import name_of_module, named_tensors, tensors_in
 from rankbench.tape.crossing import told_apart
+from rankbench.tape.grouping import check_groups
 from rankbench.tape.holding import changed_though_held
 from rankbench.tape.joining import joined
 from rankbench.tape.marks import Way, cached, without_tokens
@@ -126,6 +127,7 @@ def _touch(plain: Plain) -> tuple[Touched, Plain]:
                 ways.insert(1, Way(way.scale, frozenset(range(len(inputs)))))
     assert best is not None  # without a touch nothing changes
     touched = best[0]
+    check_groups(touched)
     if not touched.way.scale or not any(mark.has_features and len(mark.shape) == 3 for mark in touched.marks.values()):
         return best
     try:  # the touch of one number misses what other numbers do, and may stand at one feature as at one token

@@ -4,7 +4,8 @@ Shapes: B sequence, R row, N token of a row, D width.
 """
 
 import pytest
-from networks_of_others import Attention, D, drawn, random, written_out
+import torch
+from networks_of_others import Attention, D, by_kernel, drawn, random, written_out
 from refusals import refusal
 from torch import nn
 
@@ -49,3 +50,72 @@ def test_one_sequence_of_which_the_touch_fills_an_axis_is_refused(name):
         assert message in refusal(record, module, x[:1])
     # rankbench.analyze gives the sequence twice
     assert [call.lead.heads for call in read_module(module, Example((x[:1],))).reading.calls] == [2, 2]
+
+
+class Pooled(nn.Module):
+    """The words of each sentence are pooled by learned queries, then sentences read each other: of ids (B, R, N), of
+    numbers (B, R, 4 N), of states (B, R, N, D), or of ids (B, R N)."""
+
+    def __init__(self, queries, of_words):
+        super().__init__()
+        self.table, self.map, self.queries = nn.Embedding(50, D), nn.Linear(4, D), nn.Parameter(torch.zeros(queries, D))
+        self.words = Attention(by_kernel) if of_words else nn.Identity()
+        self.pool, self.rows = Attention(written_out), Attention(by_kernel)
+
+    def states_of(self, x):
+        if x.dim() == 4:
+            return x
+        if x.is_floating_point():
+            return self.map(x.unflatten(-1, (-1, 4)))
+        return self.table(x) if x.dim() == 3 else self.table(x).unflatten(1, (ROWS, -1))
+
+    def forward(self, x):
+        words = self.states_of(x)
+        pooled = self.words(words.flatten(0, 1))
+        pooled = self.pool(self.queries.expand(len(pooled), -1, -1), pooled)
+        return self.rows(pooled.view(len(x), -1, D))
+
+
+def ids(*shape):
+    return torch.randint(3, 50, shape, generator=torch.Generator().manual_seed(0))
+
+
+TABLES = {
+    "ids of two axes": (ids(2, ROWS, 7), True),
+    "as many words as sentences": (ids(3, ROWS, ROWS), True),
+    "one sequence": (ids(1, ROWS, 7), True),
+    "numbers of several words": (random("words", 2, ROWS, 28), True),
+    "states": (random("words", 2, ROWS, 7, D), False),
+    "ids of one axis": (ids(2, ROWS * 7), False),
+}
+
+
+@pytest.mark.parametrize("queries", [1, 3])
+@pytest.mark.parametrize("of_words", [False, True])
+@pytest.mark.parametrize("name", TABLES)
+def test_words_pooled_within_sentences_are_heads_or_refused(name, of_words, queries):
+    x, is_refused = TABLES[name]
+    module = drawn(Pooled(queries, of_words))
+    if is_refused:
+        assert "in pool: sums over one of two axes of tokens" in refusal(record, module, x)
+    else:
+        assert [call.lead.heads for call in record(module, x).reading.calls] == [2] * (2 + of_words)
+
+
+class OfColumns(nn.Module):
+    """Learned tokens that read the columns of ids (B, R, N), behind attention along the rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.learned = nn.Embedding(50, D), nn.Parameter(torch.zeros(3, D))
+        self.rows, self.pool, self.columns = (Attention(written_out) for _ in range(3))
+
+    def forward(self, x):
+        x = self.table(x)
+        x = (x + self.rows(x.flatten(0, 1)).view(x.shape)).transpose(1, 2)
+        columns = x.flatten(0, 1)
+        return self.columns(columns, self.pool(self.learned.expand(len(columns), -1, -1), columns)).view(x.shape)
+
+
+def test_learned_tokens_that_read_the_other_axis_are_refused():
+    assert "in pool: sums over one of two axes of tokens" in refusal(record, drawn(OfColumns()), ids(2, ROWS, 6))
