@@ -298,7 +298,7 @@ class Touched(Checking):
             why = OF_ITSELF
         elif is_softmax and not has_scores and self._is_pooled(product, side, v.shape[-2]):
             why = "sums over what weights without scores pooled, as channels of keys or slots of experts are"
-        elif kind == "exp" and bool((p0 < 0).any()):
+        elif kind == "decayed":
             why = "scores times exponentials, as the decays of a scan are"
         is_pool = tag.form == "softmax" and p.shape[-2] == 1  # of one learned query, whose heads were mixed
         if not (why or is_softmax or is_pool) and self._queries(candidate) is None:

@@ -91,14 +91,14 @@ class Tag:
     opaque: the first call on the way to it whose result is known only by its value. mixes: whether it contains a
     product of activations that sums over an axis, as scores do. maker: the call that made the tensor. scores: the
     product of queries and keys from which it came. logits: the softmax's input, masks included. form: the last
-    function, softmax or elementwise, that made weights of scores; shares: exponentials over exponentials. factors: the
-    two activations whose elementwise product it is. unshifted: what it was before the largest of each row was taken
-    off. pairs: whether it has numbers of pairs of tokens: sums of such products, as scores of a query with the keys of
-    its window are, or sums or distances of every two. depth: the largest number of attention calls in a row on the way
-    to it. passed: the attention calls on the way to it, a bit for each. unclear: the product of two activations from
-    which it came, if nothing showed whether that makes scores. counted: of whole numbers and truth values, what they
-    would be as numbers of the activations that they were made of. taken: the calls that took tokens by comparing them
-    with others, and that no attention has read since.
+    function, softmax or elementwise, that made weights of scores; shares: exponentials over exponentials; decayed:
+    scores times exponentials of something else. factors: the two activations whose elementwise product it is.
+    unshifted: what it was before the largest of each row was taken off. pairs: whether it has numbers of pairs of
+    tokens: sums of such products, as scores of a query with the keys of its window are, or sums or distances of every
+    two. depth: the largest number of attention calls in a row on the way to it. passed: the attention calls on the way
+    to it, a bit for each. unclear: the product of two activations from which it came, if nothing showed whether that
+    makes scores. counted: of whole numbers and truth values, what they would be as numbers of the activations that they
+    were made of. taken: the calls that took tokens by comparing them with others, and that no attention has read since.
     """
 
     kind: Kind

@@ -745,15 +745,16 @@ def test_what_was_pooled_into_channels_or_slots_is_no_sequence_of_tokens(name):
 class DecayedScan(Attention):
     """A scan by matrices, as in Mamba-2: scores of queries and keys times decays that the token says, no softmax."""
 
-    def __init__(self):
+    def __init__(self, of_features=torch.clone, weights=torch.mul):
         super().__init__(written_out)
-        self.decay = nn.Linear(D, H)
+        self.decay, self.of_features, self.weights = nn.Linear(D, H), of_features, weights
 
     def forward(self, x):
         q, k, v = (heads_of(part(x)) for part in (self.q, self.k, self.v))
         passed_BHN = F.softplus(self.decay(x)).mT.cumsum(-1)
         ages_BHNM = (passed_BHN[..., None] - passed_BHN[..., None, :]).tril()
-        return self.out(joined(((q @ k.mT) * (-ages_BHNM).exp().tril()) @ v))
+        scores_BHNM = self.of_features(q) @ self.of_features(k).mT
+        return self.out(joined(self.weights(scores_BHNM, (-ages_BHNM).exp().tril()) @ v))
 
 
 def test_a_scan_is_read_alike_before_and_behind_the_softmax_of_experts():
@@ -768,6 +769,22 @@ def test_a_scan_is_read_alike_before_and_behind_the_softmax_of_experts():
 
     calls = read(drawn(Sequence(*layers(2), Attention(written_out))), (states(),)).calls
     assert [(call.kind, call.lead.heads) for call in calls] == [("softmax", H)]
+
+
+DECAYED = {
+    "scores": (torch.mul, False),
+    "scores over their sum": (lambda scores, decays: F.normalize(scores * decays, 1, -1), False),
+    "exponentials of scores": (lambda scores, decays: decays * (0.1 * scores).exp(), True),
+    "a difference of exponentials": (lambda scores, decays: (0.1 * scores).exp() - (-0.1 * scores).exp(), True),
+}
+
+
+@pytest.mark.parametrize("of_features", [torch.clone, torch.relu])
+@pytest.mark.parametrize("name", DECAYED)
+def test_scores_times_decays_are_factors_whatever_their_sign(name, of_features):
+    weights, are_heads = DECAYED[name]
+    calls = record(drawn(Sequence(Attention(by_kernel), DecayedScan(of_features, weights))), x=states()).reading.calls
+    assert [call.lead.heads for call in calls] == ([H, H] if are_heads else [H])
 
 
 def test_layers_of_the_same_code_that_are_read_differently_are_refused(monkeypatch):

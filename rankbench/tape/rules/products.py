@@ -41,11 +41,19 @@ def _mul(seen: Seen) -> Tag | None:
     else:
         tag = _scaled(seen, b, a, "left factor")
     if left.kind == right.kind == Kind.ACTIVATION:
+        if _decays(left, right) or _decays(right, left):
+            tag.form = "decayed"
         tag.factors = a, b
         for of_p, p, v in ((left, a, b), (right, b, a)):
             if of_p.level == Level.SOFTMAX:
                 seen.recorder.weighs(seen, p, v)
     return tag
+
+
+def _decays(decay: Tag, scores: Tag) -> bool:
+    """Whether one of two factors is an exponential that is not of scores, and the other is scores, as in a scan."""
+    is_exponential = scores.form in ("exp", "shares") or scores.level == Level.SOFTMAX
+    return decay.form == "exp" and not decay.mixes and scores.mixes and not is_exponential
 
 
 def _gates(gate: Tag, state: Tag) -> bool:
