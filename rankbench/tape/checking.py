@@ -18,7 +18,7 @@ from rankbench.tape.reading import ReadCall
 from rankbench.tape.recording import Product
 from rankbench.tape.replay import Call
 from rankbench.tape.rules.products import have_unit_sums
-from rankbench.tape.tags import Role, Site, Tag, Verdict, Weighted
+from rankbench.tape.tags import Level, Role, Site, Tag, Verdict, Weighted
 from rankbench.tape.touch import changed_numbers, is_partly, touched_at
 
 
@@ -150,10 +150,17 @@ class Checking(Choosing):
         """ConfigError for values that are touched everywhere, unless queries show the tokens, as where all tokens are
         mapped to a few slots of keys and values (Linformer)."""
         product, call = candidate.product, candidate.product.seen.call
-        if not product.is_kernel and self.tag(product.tensors[1 - candidate.side]).mixes:
+        values = self.tag(product.tensors[1 - candidate.side])
+        if not product.is_kernel and values.mixes:
+            if values.level == Level.SOFTMAX or values.form:
+                raise ConfigError(
+                    f"{call}: multiplies attention weights by other weights of attention, so that a path would pass "
+                    "the heads of both in one product; multiply the values by one after the other"
+                )
             raise ConfigError(
-                f"{call}: multiplies attention weights by other weights of attention, so that a path would pass the "
-                "heads of both in one product; multiply the values by one after the other"
+                f"{call}: multiplies what a sum of products of two states has made, as in triangle multiplication or "
+                "in scores without a softmax, so nothing shows which axis counts tokens; measure the network up to "
+                "there, or without it"
             )
         if not is_partly(self._queries(candidate) or (), candidate.p.shape[-2]):
             raise unreadable(call)

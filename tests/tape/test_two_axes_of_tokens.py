@@ -119,3 +119,21 @@ class OfColumns(nn.Module):
 
 def test_learned_tokens_that_read_the_other_axis_are_refused():
     assert "in pool: sums over one of two axes of tokens" in refusal(record, drawn(OfColumns()), ids(2, ROWS, 6))
+
+
+class OfPairs(nn.Module):
+    """Attention along the rows of pairs of tokens (B, N, N, D), behind triangle multiplication."""
+
+    def __init__(self):
+        super().__init__()
+        self.left, self.right, *maps = (nn.Linear(D, D) for _ in range(5))
+        self.maps = nn.ModuleList(maps)
+
+    def forward(self, x):
+        x = x + torch.einsum("bikd,bjkd->bijd", self.left(x), self.right(x))
+        q, k, v = (part(x) for part in self.maps)
+        return x + (q @ k.mT).softmax(-1) @ v
+
+
+def test_attention_behind_triangle_multiplication_is_refused_as_what_it_is():
+    assert "as in triangle multiplication" in refusal(record, drawn(OfPairs()), random("pairs", 2, 7, 7, D))
