@@ -256,7 +256,9 @@ def _check_loops(touched: Touched) -> None:
         are_own = one.num_queries == one.num_keys and other.num_queries == other.num_keys
         # the same keys, or those of other sequences or segments
         reads_alike = other.touched or one.shape[-2:] == other.shape[-2:] or are_own
-        if reached and not left_out and reads_alike and len(where) == 1:
+        # values of another state beside it, with the same weights, as those of a text's layout
+        are_twins = one.key == other.twin or other.key == one.twin
+        if reached and not left_out and reads_alike and len(where) == 1 and not are_twins:
             raise ConfigError(
                 f"{one.call} and {other.call}: attention of some queries or sequences after others, written as a loop, "
                 "whose heads would count once for each; give all of them to one call"

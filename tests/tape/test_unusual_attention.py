@@ -1029,3 +1029,42 @@ REFUSED = {
 def test_what_cannot_be_told_is_refused_in_one_line(name):
     build, message = REFUSED[name]
     assert message in refusal(record, drawn(build()), x=states())
+
+
+class OfTextAndLayout(nn.Module):
+    """A layer of a text and its layout side by side, whose scores are summed for both, as in LiLT."""
+
+    def __init__(self):
+        super().__init__()
+        self.maps = nn.ModuleList(nn.ModuleDict({name: nn.Linear(D, D) for name in "qkv"}) for _ in range(2))
+
+    def forward(self, x, y):
+        each = [[heads_of(maps[name](state)) for name in "qkv"] for maps, state in zip(self.maps, (x, y), strict=True)]
+        scores, of_layout = (q @ k.mT / 3 for q, k, _ in each)
+        read_y = (of_layout + scores).softmax(-1) @ each[1][2]
+        read_x = (scores + of_layout).softmax(-1) @ each[0][2]
+        return x + joined(read_x), y + joined(read_y)
+
+
+class Layouts(nn.Module):
+    """Layers of a text and its boxes (B, N, 4)."""
+
+    def __init__(self, layers=2):
+        super().__init__()
+        self.words, self.places = nn.Embedding(50, D), nn.Embedding(50, D)
+        self.layers = nn.ModuleList(OfTextAndLayout() for _ in range(layers))
+
+    def forward(self, ids, boxes):
+        x, y = self.words(ids), self.places(boxes[..., 0]) + self.places(boxes[..., 2])
+        for layer in self.layers:
+            x, y = layer(x, y)
+        return x
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_a_layout_beside_its_text_is_no_loop(layers):
+    boxes = torch.randint(3, 49, (B, N, 4), generator=torch.Generator().manual_seed(0))
+    tape = record(drawn(Layouts(layers)), letters(), boxes)
+    assert [call.lead.heads for call in tape.reading.calls if call.twin is None] == [H] * layers
+    assert tape.paths().by_length == (TWO if layers == 2 else [1, H])
+    assert tape.sums().remainder < NO_PATH
