@@ -13,10 +13,9 @@ def check_groups(touched: Touched) -> None:
         return
     for way in (touched.way._replace(last=True), touched.way._replace(beside=-1)):  # along the last axis, the second
         other = touched.another(way, touched.own_rows)
-        for key, (call, keys, leads) in sums.items() if other is not None else ():
-            if key not in other.of_one_token:
-                continue
-            _, other_keys, other_leads = other.of_one_token[key]
+        found = {} if other is None else other.of_one_token
+        for key in filter(found.__contains__, sums):
+            (call, keys, leads), (_, other_keys, other_leads) = sums[key], found[key]
             if keys != other_keys and leads.equal(other_leads):
                 raise ConfigError(
                     f"{call}: sums over one of two axes of tokens by weights without queries of theirs, as where the "
