@@ -247,3 +247,40 @@ def test_attention_to_the_nearest_is_read_as_with_a_mask(scores, before):
     parts = [[*[Attention(by_kernel)] * before, OfTheNearest(kind, scores)] for kind in (True, False)]
     tape, _ = assert_same_paths(*(drawn(Sequence(*each)) for each in parts), states(), [[1, 2], TWO][before])
     assert tape.reading.mixing == ()
+
+
+class Scan(nn.Module):
+    """A state for each channel, which a token's own numbers read and write, as in Mamba."""
+
+    def __init__(self, size=3):
+        super().__init__()
+        self.write, self.read, self.out = nn.Linear(D, size), nn.Linear(D, size), nn.Linear(D, D)
+
+    def forward(self, x):
+        write, read, state, each = self.write(x), self.read(x), torch.zeros(len(x), D, 3, dtype=x.dtype), []
+        for token in range(x.shape[1]):
+            state = 0.5 * state + write[:, token, None] * x[:, token, :, None]
+            each.append((state * read[:, token, None]).sum(-1))
+        return self.out(torch.stack(each, 1))
+
+
+class Sorted(nn.Module):
+    """Experts that read the tokens in their order, each token by itself."""
+
+    def __init__(self, experts=3):
+        super().__init__()
+        self.router, self.maps = nn.Linear(D, experts), nn.Parameter(torch.zeros(experts, D, D))
+
+    def forward(self, x):
+        flat = x.flatten(0, 1)
+        weights, experts = self.router(flat).softmax(-1).topk(2, -1)
+        token, expert = torch.arange(len(flat)).repeat_interleave(2), experts.flatten()
+        order = expert.argsort(stable=True)
+        made = (flat[token[order]][:, None] @ self.maps[expert[order]])[:, 0] * weights.flatten()[order][:, None]
+        return made[order.argsort()].unflatten(0, (-1, 2)).sum(1).view_as(x)
+
+
+@pytest.mark.parametrize("tokens", [N, T])
+def test_tokens_sorted_by_their_expert_behind_a_scan_are_not_mixed(tokens):
+    module = drawn(Sequence(Scan(), nn.Sequential(Sorted()), Attention(by_kernel)))
+    assert record(module, states("apart", tokens)).reading.mixing == ("parts.0",)

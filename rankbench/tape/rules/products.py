@@ -159,7 +159,7 @@ def _affine(seen: Seen, x: Tensor, weight_FD: Tensor, bias: Tensor | None) -> Ta
     if before.opaque is not None:
         return replace(seen.value_only([before], Level.LINEAR), unclear=None)
     affine = Affine(weight_FD, bias)
-    tag = as_map(combined([before]))
+    tag = replace(as_map(combined([before])), pairs=False)  # of a state, as what a scan has summed
     if before.node is not None:
         tag.node = seen.node((before.node,), affine, reads=[weight_FD, bias])
     tag.origin = Origin(shape, unchanged, None if bias is None else lambda: bias, before.node, affine)
