@@ -298,7 +298,8 @@ class Touched(Checking):
             why = OF_ITSELF
         elif is_softmax and not has_scores and self._is_pooled(product, side, v.shape[-2]):
             why = "sums over what weights without scores pooled, as channels of keys or slots of experts are"
-        elif kind == "decayed":
+        # behind another scan tags take decays for scores
+        elif kind == "decayed" or (kind == "exp" and tag.factors is not None and bool((p0 < 0).any())):
             why = "scores times exponentials, as the decays of a scan are"
         is_pool = tag.form == "softmax" and p.shape[-2] == 1  # of one learned query, whose heads were mixed
         if not (why or is_softmax or is_pool) and self._queries(candidate) is None:
