@@ -1,6 +1,7 @@
 """A touched pass that refuses what would be misread as attention: heads that nothing shows, parts of a softmax, tokens
 that something else has mixed."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +15,7 @@ from rankbench.tape.calls import name_of, tensors_in
 from rankbench.tape.choosing import Choosing
 from rankbench.tape.marks import Way
 from rankbench.tape.plain import Kept, Plain
-from rankbench.tape.reading import ReadCall
+from rankbench.tape.reading import Lead, ReadCall
 from rankbench.tape.recording import Product
 from rankbench.tape.replay import Call
 from rankbench.tape.rules.products import have_unit_sums
@@ -81,6 +82,7 @@ class Checking(Choosing):
         # sums over the touched keys at leading indices of one token, by weights that tags take for those of attention
         self.of_one_token: dict[Site, tuple[Call, list[int], Tensor]] = {}
         self.scored_by: dict[int, Site | None] = {}  # of attention calls: their product of queries and keys
+        self.unsplit: dict[Call, str] = {}  # with heads and sequences in one axis, of which nothing shows how many: why
 
     def __torch_function__(self, func: Callable, types: tuple, args: tuple = (), kwargs: dict | None = None) -> Any:
         has_parts = len(self.calls) > 1 and name_of(func)[0] in ("div", "mul")
@@ -174,15 +176,41 @@ class Checking(Choosing):
             self.of_one_token[candidate.key] = candidate.product.seen.call, candidate.at, leads
         return True
 
-    def _check_one_sequence(self, candidate: Candidate, is_softmax: bool) -> None:
-        """ConfigError for a softmax of scores whose keys are all touched in a single sequence, in which the touch of a
-        mean, say, fills one of two axes of tokens."""
-        by_tags, shape = candidate.product.by_tags, candidate.p.shape
-        if is_softmax and by_tags == Verdict(Role.ATTENTION, candidate.side) and shape[-2] > 1 == self.sequence[1]:
+    def _check_filled(self, candidate: Candidate, is_softmax: bool) -> None:
+        """ConfigError for a softmax of scores whose keys may be tokens although the touch fills them: in a single
+        sequence, where a mean, say, has filled one of two axes; and in windows, as where to each token of a patch is
+        added what was read of its patch."""
+        by_tags, shape, call = candidate.product.by_tags, candidate.p.shape, candidate.product.seen.call
+        if not is_softmax or by_tags != Verdict(Role.ATTENTION, candidate.side):
+            return
+        if shape[-2] > 1 == self.sequence[1]:
             raise ConfigError(
-                f"{candidate.product.seen.call}: with one sequence nothing shows whether the keys of P of shape "
+                f"{call}: with one sequence nothing shows whether the keys of P of shape "
                 f"{tuple(shape)} are tokens; give two sequences or more"
             )
+        v, v0 = candidate.v, candidate.v0
+        lead = [size for axis, size in enumerate(v.shape[:-2]) if is_partly(touched_at(v, v0, axis), size)]
+        windows, keys = math.prod(lead), (shape[-1], shape[-1] - 1)  # less one that begins each
+        tokens = {math.prod(mark.shape[:2]) for mark in self.marks.values() if len(mark.shape) - mark.has_features == 2}
+        if windows > self.sequence[1] and windows not in tokens and tokens & {windows * size for size in keys}:
+            raise unreadable(call)
+
+    def _split_alike(self, lead: Lead, candidate: Candidate) -> Lead:
+        """The lead of a P whose first axis holds heads and sequences. Where no touch arrives, its heads are those into
+        which the queries were split."""
+        p, scores = candidate.p, candidate.tag.scores
+        if p.dim() != 3 or scores is None or candidate.product.is_kernel:
+            return lead
+        queries = scores[:2][candidate.side]
+        state = self.tag(queries).state
+        heads = state[-1] // queries.shape[-1] if state else 0
+        if not candidate.at and heads > 1 and p.shape[0] % heads == 0:
+            return Lead(heads, (), "inside") if heads < p.shape[0] else Lead(heads, (0,))
+        if lead.heads != heads and (heads or not (candidate.at or p.shape[0] == self.sequence[1])):
+            shown = f"the touch shows {lead.heads}" if candidate.at else "no touch arrives"
+            split = f"the queries were split into {heads}" if heads else "nothing shows into how many queries are split"
+            self.unsplit[candidate.product.seen.call] = f"{shown}, and {split}"
+        return lead
 
     def _queries(self, candidate: Candidate) -> list[int] | None:
         """The touched queries; None if they are not known."""

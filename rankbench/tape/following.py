@@ -1,7 +1,7 @@
-"""What is followed through a forward pass: the submodules, unrecorded, and the inputs that may be tokens."""
+"""What is followed through a forward pass: the submodules, unrecorded; the inputs that may be tokens; states."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -10,7 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from rankbench.tape.calls import COPIES, tensors_in
-from rankbench.tape.tags import Visit
+from rankbench.tape.replay import Call
+from rankbench.tape.tags import Kind, Tag, Visit
+
+MAPS = ("linear", "addmm", "mm", "matmul", "bmm", "baddbmm", "einsum", "tensordot", "conv1d", "conv2d", "conv3d")
+OF_INPUT = torch.Size()  # `Tag.state` of the numbers of an input, which no map has made features of yet
 
 
 @contextmanager
@@ -46,6 +50,29 @@ def following(
 def first_state(x: Any) -> Tensor | None:
     """The first tensor of floats."""
     return next((tensor for tensor in tensors_in(x) if tensor.is_floating_point()), None)
+
+
+def state_of(call: Call, result: Tensor, tags: Sequence[Tag]) -> torch.Size | None:
+    """`Tag.state` of what a call made. tags: of what it read."""
+    function = call.function.rpartition(".")[2]
+    of_activations = [tag.state for tag in tags if tag.kind == Kind.ACTIVATION]
+    states = {state for state in of_activations if state is not None}
+    is_map, of_several = function in MAPS, len(of_activations) > 1
+    if function == "embedding" and not states:
+        return result.shape
+    if len(states) != 1 or (is_map and of_several):
+        return None
+    (state,) = states
+    if state == OF_INPUT:
+        features_last = result.movedim(1, -1) if function.startswith("conv") else result
+        return features_last.shape if is_map else state
+    if result.shape[:-1] == state[:-1]:
+        return result.shape
+    if is_map or (function in ("cat", "stack") and of_several):  # of parts of the features, or heads of their own
+        return None
+    if result.shape[-1:] == state[-1:]:
+        return result.shape
+    return state if result.numel() == state.numel() else None
 
 
 class TokenInputs:

@@ -14,7 +14,7 @@ from rankbench.tape.checking import Candidate, Checking, unreadable
 from rankbench.tape.following import first_state
 from rankbench.tape.marks import Way
 from rankbench.tape.plain import Changed, Kept, Plain, first_of
-from rankbench.tape.reading import Factor, ReadCall
+from rankbench.tape.reading import NO_TOKENS, OF_ITSELF, UNREACHED, Factor, ReadCall
 from rankbench.tape.recording import Product
 from rankbench.tape.rules.products import have_unit_sums, unclear_axes
 from rankbench.tape.tags import Kind, Level, Role, Site, Tag, Verdict, Visit
@@ -47,9 +47,6 @@ from rankbench.tape.touch import (
     touched_keys,
     touched_leads,
 )
-
-UNREACHED = "no input reaches it, and no softmax of scores made its weights"  # why a product is no attention
-OF_ITSELF = "weights of each token by itself, as in a dynamic convolution"
 
 
 class Touched(Checking):
@@ -218,7 +215,7 @@ class Touched(Checking):
             made_p.data.copy_(old.tensors[side])  # not a new version: P may be a part of all heads' P
         leads = of_all_heads(leads, self.sequence) if p.shape[-2] == 1 and not is_own else leads
         lead = lead_of(changed, is_zero(v, v0, p), p, leads, at, of_blocks, self.sequence[1])
-        lead = lead.without(axes_that_share(v, p), p.shape) if are_learned else lead
+        lead = lead.without(axes_that_share(v, p), p.shape) if are_learned else self._split_alike(lead, candidate)
         inputs = self.input_of(at, p.shape[-1]), self.input_of(queries or (), p.shape[-2])
         tokens_of = self.inputs_of(at, p.shape[-1]), self.inputs_of(queries or (), p.shape[-2])
         is_told = not (in_window or is_own or candidate.has_no_queries)
@@ -284,8 +281,8 @@ class Touched(Checking):
             )
             is_sure = False
             if not (has_softmax and has_scores and others < 2):
-                self._check_one_sequence(candidate, is_softmax)
-                why = "sums over an axis that does not count tokens"
+                self._check_filled(candidate, is_softmax)
+                why = NO_TOKENS
         elif not has_scores and p.shape[-2] > 1 and bool(((p0 != 0).sum(-2) < 2).all()):  # slots of experts
             why = "sends each of what it sums to one token alone"
         elif not (has_scores or self.tag(product.tensors[1 - side]).taken) and self._is_of_one_token(candidate, leads):

@@ -33,8 +33,8 @@ from rankbench.tape.joining import joined
 from rankbench.tape.marks import Way, cached, without_tokens
 from rankbench.tape.mixing import axes_of, mixing
 from rankbench.tape.plain import Changed, Plain, Size
-from rankbench.tape.probe import OF_ITSELF, UNREACHED, Touched
-from rankbench.tape.reading import Input, Output, ReadCall, Reading, State
+from rankbench.tape.probe import Touched
+from rankbench.tape.reading import NO_TOKENS, OF_ITSELF, UNREACHED, Input, Output, ReadCall, Reading, State
 from rankbench.tape.recording import OUTSIDE
 from rankbench.tape.tags import Role, Site, Visit
 from rankbench.tape.touch import changed_at
@@ -233,14 +233,20 @@ def _named_alike(module: Callable, calls: Sequence[ReadCall]) -> tuple[ReadCall,
 
 def _check_blocks(touched: Touched) -> None:
     """ConfigError for attention whose scores no product made in blocks of tokens, or sequence by sequence, written as a
-    loop: one of them shows the touch."""
+    loop: one of them shows the touch; and for two equal sums in one submodule, of which one is none over tokens."""
     for factor, call in itertools.product(touched.factors, touched.calls):
-        where = {(x.call.function, x.call.module, tuple(x.shape[:-2])) for x in (factor, call)}
-        if factor.why == UNREACHED and len(where) == 1:
+        if factor.call[1:] != call.call[1:] or factor.shape[:-2] != call.shape[:-2]:
+            continue
+        if factor.why == UNREACHED:
             raise ConfigError(
                 f"{factor.call} and {call.call}: attention in blocks of tokens, or sequence by sequence, of which the "
                 "touch reaches one and the others would be frozen factors; give no more tokens than a block holds, or "
                 "all sequences to one call"
+            )
+        if factor.why == NO_TOKENS and factor.shape == call.shape:
+            raise ConfigError(
+                f"{factor.call} and {call.call}: sums of the same shape in one submodule, and by the touch attention "
+                "in the second alone, so that one of the two may be misread; put each layer into a submodule"
             )
 
 
@@ -266,7 +272,7 @@ def _check_loops(touched: Touched) -> None:
 
 
 def _check_folded_heads(touched: Touched) -> None:
-    """ConfigError for heads that stand among the queries of a call."""
+    """ConfigError for heads that stand among the queries of a call, or among sequences if nothing shows how many."""
     for call in touched.calls:
         number, queries = call.num_queries // call.num_keys, call.touched_queries or ()
         if number > 1 == len(call.touched) and len(queries) == number and call.num_queries % call.num_keys == 0:
@@ -276,6 +282,8 @@ def _check_folded_heads(touched: Touched) -> None:
                     f"{call.call}: P of shape {call.shape} has {number} queries for each token, as where heads that "
                     "share keys are folded into the queries; give heads an axis of their own"
                 )
+    for where, why in touched.unsplit.items():
+        raise ConfigError(f"{where}: one axis of P holds sequences and heads: {why}; give heads an axis of their own")
 
 
 def _check_parts_of_keys(touched: Touched) -> None:

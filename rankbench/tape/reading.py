@@ -112,6 +112,11 @@ class ReadCall:
         return self.shape[-1]
 
 
+UNREACHED = "no input reaches it, and no softmax of scores made its weights"  # why a product is no attention
+NO_TOKENS = "sums over an axis that does not count tokens"
+OF_ITSELF = "weights of each token by itself, as in a dynamic convolution"
+
+
 class Factor(NamedTuple):
     """Products of two activations that count as a frozen factor, and why they are no heads."""
 

@@ -36,7 +36,7 @@ from rankbench.tape.calls import (
     share_memory,
     tensors_in,
 )
-from rankbench.tape.following import TokenInputs, first_state
+from rankbench.tape.following import OF_INPUT, TokenInputs, first_state, state_of
 from rankbench.tape.replay import Call, Node, Step, version
 from rankbench.tape.steps import Source
 from rankbench.tape.tags import AttentionCall, Kind, Level, Role, Site, Tag, Tags, Verdict, Visit, Weighted, combined
@@ -175,13 +175,13 @@ class Recorder(TorchFunctionMode):
         for submodule in self.module.modules() if isinstance(self.module, nn.Module) else ():
             for tensor in tensors_in(vars(submodule)):  # also those that it holds without registering them
                 self.set_tag(tensor, Tag(Kind.WEIGHT))
-        for tensor in tensors_in([args, kwargs]):
-            self.set_tag(tensor, Tag(Kind.ACTIVATION if tensor.is_floating_point() else Kind.CONSTANT))
-            if tensor.is_floating_point() and self.begin == "inputs":
-                self._begin(tensor)
-                self.begun.add(tensor.untyped_storage().data_ptr())
-            elif not tensor.is_floating_point() and tensor.numel():
-                self.tokens.add(tensor)
+        for x in tensors_in([args, kwargs]):
+            self.set_tag(x, Tag(Kind.ACTIVATION if x.is_floating_point() else Kind.CONSTANT, state=OF_INPUT))
+            if x.is_floating_point() and self.begin == "inputs":
+                self._begin(x)
+                self.begun.add(x.untyped_storage().data_ptr())
+            elif not x.is_floating_point() and x.numel():
+                self.tokens.add(x)
 
     @contextmanager
     def _named_modules(self) -> Iterator[None]:
@@ -382,7 +382,7 @@ class Recorder(TorchFunctionMode):
                 if counted is not None and call.function.endswith(("max", "min")):  # places of extremes
                     counted.form = "largest"
                 tag = Tag(Kind.CONSTANT, counted=counted)
-            tag.maker, tag.depth, tag.passed = call, depth, passed
+            tag.maker, tag.depth, tag.passed, tag.state = call, depth, passed, state_of(call, tensor, tags)
             if tag.has_paths:
                 self.has_paths = True
                 self.epsilon = max(self.epsilon, torch.finfo(tensor.dtype).eps)

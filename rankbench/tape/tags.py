@@ -99,6 +99,8 @@ class Tag:
     to it, a bit for each. unclear: the product of two activations from which it came, if nothing showed whether that
     makes scores. counted: of whole numbers and truth values, what they would be as numbers of the activations that they
     were made of. taken: the calls that took tokens by comparing them with others, and that no attention has read since.
+    state: shape of the state whose numbers these are, all features of a token along its last axis: of queries, before
+    they were split into heads; None if not known.
     """
 
     kind: Kind
@@ -119,6 +121,7 @@ class Tag:
     unclear: Call | None = None
     counted: "Tag | None" = None
     taken: frozenset[Call] = frozenset()
+    state: torch.Size | None = None
     version: int = 0
 
     @property

@@ -5,7 +5,7 @@ Shapes: B sequence, R row, N token of a row, D width.
 
 import pytest
 import torch
-from networks_of_others import Attention, D, by_kernel, drawn, random, written_out
+from networks_of_others import Attention, D, H, by_kernel, drawn, random, written_out
 from refusals import refusal
 from torch import nn
 
@@ -137,3 +137,94 @@ class OfPairs(nn.Module):
 
 def test_attention_behind_triangle_multiplication_is_refused_as_what_it_is():
     assert "as in triangle multiplication" in refusal(record, drawn(OfPairs()), random("pairs", 2, 7, 7, D))
+
+
+def mixed_by(q, k, v, in_one_axis=False):
+    """Attention to (*lead, N, D). in_one_axis: heads and *lead are one, as for torch.bmm."""
+    q, k, v = (x.unflatten(-1, (H, -1)).transpose(-3, -2) for x in (q, k, v))
+    lead = q.shape[:-2]
+    q, k, v = (x.reshape(-1, *x.shape[-2:]) if in_one_axis else x for x in (q, k, v))
+    return ((q @ k.mT).softmax(-1) @ v).view(*lead, *v.shape[-2:]).transpose(-3, -2).flatten(-2)
+
+
+class InOneModule(nn.Module):
+    """Layers without submodules of their own, of one map to queries, keys and values each."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.patch, self.learned = nn.Embedding(50, D), nn.Linear(3 * D, D), nn.Parameter(torch.zeros(D))
+        self.maps = nn.ModuleList(nn.Linear(D, 3 * D) for _ in range(2))
+
+    def packed(self, layer, x):
+        return self.maps[layer](x).chunk(3, -1)
+
+
+class OfPatches(InOneModule):
+    """Attention among patches of three tokens, then, with its result, among the tokens of each patch (MEGABYTE)."""
+
+    def forward(self, x):
+        tokens = self.table(x).unflatten(1, (-1, 3))
+        patches = mixed_by(*self.packed(0, self.patch(tokens.flatten(2))))
+        return mixed_by(*self.packed(1, tokens + patches.unsqueeze(2))).flatten(1, 2)
+
+
+def test_a_touch_that_fills_a_window_is_refused():
+    assert "so nothing shows which axis counts tokens" in refusal(record, drawn(OfPatches()), ids(2, 12))
+
+
+class OfSentences(InOneModule):
+    """Attention among the words of each sentence (B, R, N) and a learned token, and among those of all sentences.
+    is_told: whether it can be told into how many heads queries are split."""
+
+    def __init__(self, is_told):
+        super().__init__()
+        self.is_told = is_told
+
+    def forward(self, x):
+        words = torch.cat([self.learned.expand(*x.shape[:2], 1, D), self.table(x)], dim=2)
+        learned = (words + mixed_by(*self.packed(0, words)))[:, :, 0]
+        by_part = self.maps[1].weight.unflatten(0, (3, D))
+        parts = self.packed(1, learned) if self.is_told else torch.einsum("brd,ced->cbre", learned, by_part)
+        return mixed_by(*parts, in_one_axis=True)
+
+
+def test_heads_that_no_touch_shows_are_those_into_which_queries_are_split():
+    calls = record(drawn(OfSentences(is_told=True)), ids(2, 4, 7)).reading.calls
+    assert [(call.lead.heads, call.num_rows) for call in calls] == [(2, 8), (2, 2)]
+    message = "one axis of P holds sequences and heads: no touch arrives, and nothing shows into how many"
+    assert message in refusal(record, drawn(OfSentences(is_told=False)), ids(2, 4, 7))
+
+
+class OfVariables(InOneModule):
+    """Attention among variables (B, R, 3 D), for each of their three patches by itself, with heads beside sequences."""
+
+    def forward(self, x):
+        patches = x.unflatten(-1, (3, D)).transpose(1, 2)
+        return mixed_by(*self.packed(0, patches), in_one_axis=True)
+
+
+def test_rows_that_the_touch_shows_as_heads_are_refused():
+    message = "one axis of P holds sequences and heads: the touch shows 6, and the queries were split into 2"
+    assert message in refusal(record, drawn(OfVariables()), random("variables", 2, ROWS, 3 * D))
+
+
+class CrissCross(nn.Module):
+    """Two layers in which each token of (B, R, N, D) reads its row and its column, with one softmax over both."""
+
+    def __init__(self):
+        super().__init__()
+        self.maps = nn.ModuleList(nn.Linear(D, 3 * D) for _ in range(2))
+
+    def forward(self, x):
+        for to_packed in self.maps:
+            q, k, v = to_packed(x).chunk(3, -1)
+            q_of_column, k_of_column, v_of_column = (part.transpose(1, 2) for part in (q, k, v))
+            columns = (q_of_column @ k_of_column.mT).transpose(1, 2)
+            p, p_of_column = torch.cat([q @ k.mT, columns], -1).softmax(-1).split([x.shape[2], x.shape[1]], -1)
+            x = x + p @ v + (p_of_column.transpose(1, 2) @ v_of_column).transpose(1, 2)
+        return x
+
+
+def test_two_equal_sums_in_one_module_of_which_one_is_no_attention_are_refused():
+    message = "sums of the same shape in one submodule, and by the touch attention in the second alone"
+    assert message in refusal(record, drawn(CrissCross()), random("table", 2, 4, ROWS, D))
