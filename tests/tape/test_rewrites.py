@@ -27,13 +27,15 @@ QUICK = [
     ("linear attention", "head by head"),
     ("nn.TransformerEncoder, pre-norm, padded", "a dead tower"),
     ("differential attention", "the source's other attention"),
+    ("talking heads", "exported"),
 ]
 
 
 @pytest.mark.further
 @pytest.mark.parametrize(("network", "rewrite"), QUICK)
 def test_two_ways_to_write_a_network_give_the_same_tables(network, rewrite):
-    assert outcome(network, rewrite) == (EQUAL * 3, [])
+    letters, lines = outcome(network, rewrite)
+    assert (set(letters), lines) == ({EQUAL}, [])
 
 
 @pytest.mark.slow
