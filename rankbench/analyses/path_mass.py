@@ -26,8 +26,6 @@ from rankbench.measures.module_paths import (
     paths_of,
     recorded,
     sequences_of,
-    sums_of,
-    with_channels,
 )
 from rankbench.measures.module_reading import ReadModule
 from rankbench.measures.norms import without_absent
@@ -202,7 +200,7 @@ def _of_modules(subject: Subject, options: Options) -> pd.DataFrame:
         sums: dict[tuple, dict[str, Tensor]] = {}
         remainder = 0.0
         for chunk, tape in recorded(read, example):
-            lengths = sums_of(read, tape)
+            lengths = read.sums(tape)
             state, remainder = lengths.state_BND, max(remainder, lengths.remainder)
             slope = None if chunk.targets is None else _slope(state, chunk.targets, _as_it_is)
             parts = [*_parts(read, tape, lengths), (NOTHING, torch.zeros_like(state))]
@@ -222,7 +220,7 @@ def _below_floor_of(read: ReadModule, example: Example, seed: int) -> list[dict[
     """The columns BELOW of each part, measured on the first sequences; without targets only below_floor."""
 
     def parts_of(tape: Tape) -> Iterator[Tensor]:
-        lengths = sums_of(read, tape, refuse=False)
+        lengths = read.sums(tape, refuse=False)
         if example.targets is not None:
             effects = _effects(lengths.state_BND, example.targets[: len(lengths.state_BND)], _as_it_is)
         for _, part in _parts(read, tape, lengths):
@@ -246,7 +244,7 @@ def _parts(read: ReadModule, tape: Tape, lengths: Sums) -> Iterator[tuple[tuple,
         yield ("length", length, None, None), sum_BND
     for through in tape.through_heads(read.upto, read.choose):
         depth, first = read.first[through.key]
-        for number, sum_BND in enumerate(with_channels(read, read.arranged(through.sums))):
+        for number, sum_BND in enumerate(read.arranged(through.sums)):
             yield ("head", None, depth, first + number), sum_BND
 
 

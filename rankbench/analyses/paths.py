@@ -27,7 +27,6 @@ from rankbench.measures.module_paths import (
     module_sums,
     paths_of,
     sequences_of,
-    sums_of,
     with_tokens,
 )
 from rankbench.measures.module_reading import ReadModule
@@ -284,7 +283,7 @@ def _of_modules(subject: Subject, options: Options) -> pd.DataFrame:
 
 
 def _by_length(read: ReadModule, tape: Tape) -> list[Tensor]:
-    return [sums_of(read, tape, refuse=False).by_length_KBND]
+    return [read.sums(tape, refuse=False).by_length_KBND]
 
 
 def _order_blind(model: Transformer) -> bool:

@@ -41,13 +41,10 @@ from rankbench.config.keys import ConfigError, key
 from rankbench.measures.module_paths import (
     check_sums,
     floors_of_parts,
-    has_channels,
-    kinds_of,
     norms,
     recorded,
     scores,
     sequences_of,
-    with_channels,
 )
 from rankbench.measures.module_reading import ReadModule, read_module
 from rankbench.measures.module_states import LayerState, layer_states, sums_after_layers
@@ -234,7 +231,7 @@ def _values(
             except ConfigError as error:
                 has_constant = False
                 log.info("the part that depends on no input is left out: %s", error)
-        for kind, sums in kinds_of(read, tape, value_biases, refuse):
+        for kind, sums in read.kinds(tape, value_biases, refuse):
             parts[kind].add(_numbers(read, kind, sums, chunk, len(num_paths), constants.get(kind)), sums)
         del sums  # before those of the next sequences
         if layers:
@@ -287,7 +284,7 @@ def _numbers(
         numbers["num_scored"] = scored[2, -1:]
         numbers |= _beside(read, S_K, sums.state_BND, chunk)
     if constant is not None:
-        c = seen(with_channels(read, constant))
+        c = seen(constant)
         numbers["constant_mass"] = norms(c, 0)[None] / size_B
         numbers["constant_share"] = share(c)[None]
     return numbers
@@ -297,7 +294,7 @@ def _beside(read: ReadModule, S_K: Sequence[Tensor], whole: Tensor, chunk: Examp
     """BESIDE of each length and sequence, (K, B), and LATER of each sequence, (1, B); nan where there is none."""
     nan_KB = torch.full((len(S_K), len(whole)), float("nan"), dtype=torch.float64)
     numbers = dict.fromkeys(BESIDE, nan_KB) | dict.fromkeys(LATER, nan_KB[:1])
-    if not (read.has_logits and has_channels(read)):
+    if not read.has_logits:
         return numbers
     beside = beside_whole(accumulate(S_K), whole, chunk.targets)
     counted = read.counted(chunk)
@@ -328,7 +325,7 @@ def _shares_below(read: ReadModule, example: Example, value_biases: str, seed: i
     """For each kind of X, the share of the first sequences whose sum of each length is no more than rounding."""
 
     def sums_of(tape: Tape) -> Iterator[Tensor]:
-        for _, sums in kinds_of(read, tape, value_biases, refuse=False):
+        for _, sums in read.kinds(tape, value_biases, refuse=False):
             yield sums.by_length_KBND
 
     for floors in floors_of_parts(read, example, sums_of, generator_for(seed, "rounding")):

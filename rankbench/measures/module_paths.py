@@ -39,8 +39,8 @@ def check_targets(read: ReadModule) -> None:
     if targets is None:
         return
     of_few = read.arranged(torch.empty(read.target.shape, device="meta"))
-    shape = (read.example.num_sequences, *of_few.shape[1:])
-    check_shape(targets, shape, has_channels(read), f"{name}: ")
+    shape = (read.example.num_sequences, *of_few.shape[1 : None if read.has_channels else -1])
+    check_shape(targets, shape, read.has_channels, f"{name}: ")
     if not targets.is_floating_point() and not ((targets.long() >= ABSENT) & (targets.long() < shape[-1])).all():
         raise ConfigError(
             f"{name}: targets from {targets.min()} to {targets.max()}; allowed are classes from 0 to {shape[-1] - 1}, "
@@ -60,17 +60,6 @@ def recorded(read: ReadModule, example: Example) -> Iterator[tuple[Example, Tape
         yield chunk, read.record(chunk)
 
 
-def has_channels(read: ReadModule) -> bool:
-    """Whether what is measured has an axis of channels, or of classes: one number per token, or per sequence, has
-    none."""
-    return len(read.target.shape) > 1 + len(read.axes.tokens)
-
-
-def with_channels(read: ReadModule, x: Tensor) -> Tensor:
-    """x, arranged as what is measured, with an axis of channels: one number per token, or per sequence, has C = 1."""
-    return x if has_channels(read) else x[..., None]
-
-
 def with_tokens(x_TB: Tensor) -> Tensor:
     """Parts of what is measured, (T, B, ...), with an axis of tokens: one vector per sequence has N = 1."""
     return x_TB if x_TB.dim() > 3 else x_TB[:, :, None]
@@ -79,25 +68,9 @@ def with_tokens(x_TB: Tensor) -> Tensor:
 def sequences_of(read: ReadModule, most: int | None) -> Example:
     """The first sequences of the module's inputs, None: all, with targets that fit the sums below."""
     example = read.example[:most]
-    return example if example.targets is None else replace(example, targets=with_channels(read, example.targets))
-
-
-def sums_of(read: ReadModule, tape: Tape, refuse: bool = True) -> Sums:
-    """`read.sums` with channels."""
-    return _with_channels(read, read.sums(tape, refuse=refuse))
-
-
-def kinds_of(read: ReadModule, tape: Tape, value_biases: str, refuse: bool) -> Iterator[tuple[str, Sums]]:
-    """`read.kinds` with channels. Without channels of its own an output is no logits, whatever it is called."""
-    for kind, sums in read.kinds(tape, value_biases, refuse):
-        if kind != "logits" or has_channels(read):
-            yield kind, _with_channels(read, sums)
-
-
-def _with_channels(read: ReadModule, sums: Sums) -> Sums:
-    by_length_KBND, state_BND = with_channels(read, sums.by_length_KBND), with_channels(read, sums.state_BND)
-    bias_BND = None if sums.bias_BND is None else with_channels(read, sums.bias_BND)
-    return sums._replace(by_length_KBND=by_length_KBND, state_BND=state_BND, bias_BND=bias_BND)
+    if example.targets is None or read.has_channels:
+        return example
+    return replace(example, targets=example.targets[..., None])
 
 
 def _at_a_time(read: ReadModule) -> int:
@@ -135,7 +108,7 @@ def module_sums(read: ReadModule, example: Example) -> Iterator[tuple[Example, S
     """What is measured as the sum of its paths by length, a few sequences at a time. ConfigError if it is not that
     sum."""
     for chunk, tape in recorded(read, example):
-        yield chunk, sums_of(read, tape)
+        yield chunk, read.sums(tape)
 
 
 def norms(x: Tensor, batch_axis: int) -> Tensor:

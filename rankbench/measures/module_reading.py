@@ -96,12 +96,17 @@ class ReadModule:
         weight = next((x for x in self.module.parameters() if x.is_floating_point()), self.example.tensors[0])
         return math.prod(self.shape_of_sequence) * max(4, weight.element_size())
 
+    @property
+    def has_channels(self) -> bool:
+        """Whether the target has an axis of channels, or of classes: one number per token or sequence has none."""
+        return len(self.target.shape) > 1 + len(self.axes.tokens)
+
     def arranged(self, x: Tensor) -> Tensor:
         """The target with its sequences first and its tokens next, (B, N, C), or (B, C) without tokens; also of several
-        such tensors, (K, ...)."""
-        if x.dim() == len(self.target.shape):
-            return self.axes.arranged(x)
-        return torch.stack([self.axes.arranged(part) for part in x])
+        such tensors, (K, ...). Without channels of its own it has C = 1."""
+        is_one = x.dim() == len(self.target.shape)
+        x = self.axes.arranged(x) if is_one else torch.stack([self.axes.arranged(part) for part in x])
+        return x if self.has_channels else x[..., None]
 
     def counted(self, chunk: Example) -> Tensor | None:
         """Which of the arranged target's tokens count, (B, N) bool; None if all do."""
@@ -139,9 +144,10 @@ class ReadModule:
 
     @property
     def has_logits(self) -> bool:
-        """Whether the target is scored as classes, or called logits."""
+        """Whether the target is scored as classes, or called logits; not without channels, whatever it is called."""
         targets = self.example.targets
-        return self.target.name == "logits" if targets is None else not targets.is_floating_point()
+        is_of_classes = self.target.name == "logits" if targets is None else not targets.is_floating_point()
+        return is_of_classes and self.has_channels
 
     def constants(self, chunk: Example) -> dict[str, Tensor]:
         """For each of `kinds`, the part that depends on no input; ConfigError if it cannot be followed."""
