@@ -13,7 +13,8 @@ from rankbench.tape.calls import COPIES, tensors_in
 from rankbench.tape.replay import Call
 from rankbench.tape.tags import Kind, Tag, Visit
 
-MAPS = ("linear", "addmm", "mm", "matmul", "bmm", "baddbmm", "einsum", "tensordot", "conv1d", "conv2d", "conv3d")
+MAPS = ("linear", "addmm", "mm", "conv1d", "conv2d", "conv3d")  # with one matrix for all heads
+PRODUCTS = ("matmul", "bmm", "baddbmm", "einsum", "tensordot")
 OF_INPUT = torch.Size()  # `Tag.state` of the numbers of an input, which no map has made features of yet
 
 
@@ -60,7 +61,7 @@ def state_of(call: Call, result: Tensor, tags: Sequence[Tag]) -> torch.Size | No
     is_map, of_several = function in MAPS, len(of_activations) > 1
     if function == "embedding" and not states:
         return result.shape
-    if len(states) != 1 or (is_map and of_several):
+    if len(states) != 1 or (is_map and of_several) or function in PRODUCTS:
         return None
     (state,) = states
     if state == OF_INPUT:

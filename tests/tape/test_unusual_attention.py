@@ -1068,3 +1068,26 @@ def test_a_layout_beside_its_text_is_no_loop(layers):
     assert [call.lead.heads for call in tape.reading.calls if call.twin is None] == [H] * layers
     assert tape.paths().by_length == (TWO if layers == 2 else [1, H])
     assert tape.sums().remainder < NO_PATH
+
+
+class BatchedMaps(nn.Module):
+    """Maps of their own for each head, applied to copies of the states, with heads in one axis with sequences."""
+
+    def __init__(self, is_outside):
+        super().__init__()
+        self.is_outside, self.out = is_outside, nn.Linear(D, D)
+        self.maps = nn.ParameterList(nn.Parameter(torch.zeros(H, D, D // H)) for _ in range(3))
+
+    def forward(self, x):
+        copies = x.repeat(H, 1, 1) if self.is_outside else x.repeat_interleave(H, 0)
+        maps = (w.repeat_interleave(len(x), 0) if self.is_outside else w.repeat(len(x), 1, 1) for w in self.maps)
+        q, k, v = (torch.bmm(copies, w) for w in maps)
+        mixed = (q @ k.mT).softmax(-1) @ v
+        by_head = mixed.unflatten(0, (H, -1) if self.is_outside else (-1, H)).movedim(0 if self.is_outside else 1, 2)
+        return x + self.out(by_head.flatten(2))
+
+
+@pytest.mark.parametrize("is_outside", [False, True])
+def test_heads_of_batched_maps_are_not_counted_by_the_width_of_the_maps(is_outside):
+    module = drawn(nn.Sequential(BatchedMaps(is_outside), BatchedMaps(is_outside)))
+    assert [call.lead.heads for call in record(module, states()).reading.calls] == [H, H]
