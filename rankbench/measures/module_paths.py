@@ -29,8 +29,19 @@ def check_sums(reads: Mapping[str, ReadModule]) -> None:
     """ConfigError if what is measured of a module is not the sum of its paths, tried on one sequence, or if the targets
     do not fit it."""
     for read in reads.values():
+        _check_sequences(read)
         check_targets(read)
         list(module_sums(read, read.example[:1]))
+
+
+def _check_sequences(read: ReadModule) -> None:
+    """ConfigError if what is measured has other sequences than the inputs."""
+    given = {x.shape[x.axes.batch] for x in read.reading.inputs if x.is_touched and x.axes.batch is not None}
+    if given and read.target.shape[read.axes.batch or 0] not in given:
+        raise ConfigError(
+            f"{type(read.module).__name__}: {read.target.name} has shape {read.target.shape} for {max(given)} "
+            "sequences; return a tensor with an axis of all sequences, or give output=<a submodule>"
+        )
 
 
 def check_targets(read: ReadModule) -> None:

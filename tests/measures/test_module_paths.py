@@ -7,6 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from readers import D, reader
+from refusals import refusal
+from torch import nn
 
 import rankbench
 from rankbench.tape import record
@@ -99,3 +101,19 @@ def test_one_number_per_token_is_no_logits_of_tokens(generator, x):
     assert set(table.of) == {"output"} and table.kl_upto.isna().all()
     table = rankbench.analyze(reader(generator, 3, named="logits"), {"x": x}, "spectrum")["spectrum"]
     assert "logits" in set(table.of) and table[table.part == "length"].kl_upto.notna().all()
+
+
+class FirstSequence(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, x):
+        return self.module(x)[:1]
+
+
+@pytest.mark.parametrize("analysis", ["spectrum", "paths", "path_mass"])
+def test_an_output_of_other_sequences_than_the_inputs_is_refused(generator, x, analysis):
+    module = FirstSequence(reader(generator, 3))
+    message = "output has shape (1, 7, 3) for 3 sequences; return a tensor with an axis of all sequences"
+    assert message in refusal(rankbench.analyze, module, {"x": x}, analysis)
