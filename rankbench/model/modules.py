@@ -58,6 +58,10 @@ class Example:
     main_input: int | None = None
     kinds: Kinds = NO_KINDS  # of tokens; those that are left out count no more than special ones
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.targets, Tensor | None):
+            raise ConfigError(f"targets: a {type(self.targets).__name__}; give a tensor of classes or of numbers")
+
     @property
     def tensors(self) -> list[Tensor]:
         """All tensors among the arguments."""
@@ -209,7 +213,7 @@ def build(spec: str) -> tuple[nn.Module, Example | None]:
 def unpacked(built: Any, name: str) -> tuple[nn.Module, Example | None]:
     """Split a module, (module, inputs) or (module, inputs, targets) into the module and its example or None."""
     parts = built if isinstance(built, tuple) else (built,)
-    if not isinstance(parts[0], nn.Module) or len(parts) > 3:
+    if not 1 <= len(parts) <= 3 or not isinstance(parts[0], nn.Module):
         kinds = ", ".join(type(part).__name__ for part in parts)
         raise ConfigError(
             f"{name}: gave ({kinds}); allowed are an nn.Module, (module, inputs), (module, inputs, targets)"
@@ -239,6 +243,8 @@ def as_example(inputs: Any, name: str) -> Example:
     if not example.tensors[0].numel():
         raise ConfigError(f"{name}: inputs of shape {tuple(example.tensors[0].shape)}; give a sequence or more")
     for x in example.tensors:
+        if x.is_nested:
+            raise ConfigError(f"{name}: inputs are nested; give x.to_padded_tensor(0), and {PRESENT} for what is there")
         if x.layout != torch.strided:
             raise ConfigError(f"{name}: inputs of layout {x.layout}; give dense ones, as x.to_dense()")
         if x.is_floating_point() and (x.isnan().any() or (x == torch.inf).any()):
@@ -256,7 +262,7 @@ def _import(source: str, spec: str) -> ModuleType:
                 plugins.name_file(Path(found.origin))
             return importlib.import_module(source)
         except ModuleNotFoundError as error:
-            if error.name is not None and source.startswith(error.name):
+            if f"{source}.".startswith(f"{error.name}."):  # not one that the module imports
                 raise ConfigError(
                     f"model={spec}: no module {error.name} to import; give <file>.py:<function> or <module>:<function>"
                 ) from None

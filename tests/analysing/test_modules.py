@@ -34,7 +34,7 @@ from rankbench.measures.module_reading import read_module
 from rankbench.measures.module_states import layers_of, states_of
 from rankbench.measures.norms import composite_norm
 from rankbench.measures.rounding import floors_of_sums, num_passes, side_by_side
-from rankbench.model.modules import Example, as_example, build, read_inputs
+from rankbench.model.modules import Example, as_example, build, read_inputs, unpacked
 from rankbench.model.network import run
 from rankbench.runs.machine import Machine
 from rankbench.tape import record
@@ -669,6 +669,7 @@ def test_some_sequences_of_an_example(ids):
         ("", "no_such_package.module:build", "no module no_such_package"),
         ("", "<b>", "model=<b>: not a module; "),
         ("from torch import nn\ndef build(): return nn.Linear(2, 2), 5", "mine.py:build", "hold no tensor"),
+        ("def build(): return ()", "mine.py:build", r"gave \(\); allowed are an nn.Module"),
     ],
 )
 def test_modules_refused(tmp_path, monkeypatch, code, spec, message):
@@ -676,6 +677,21 @@ def test_modules_refused(tmp_path, monkeypatch, code, spec, message):
     (tmp_path / "mine.py").write_text(code)
     with pytest.raises(ConfigError, match=message):
         build(spec)
+
+
+def test_a_module_that_the_users_module_lacks_is_not_taken_for_the_users(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine_of_layers.py").write_text("import mine_of")  # a name that begins like the user's
+    with pytest.raises(ModuleNotFoundError, match="'mine_of'"):
+        build("mine_of_layers:build")
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
+def test_inputs_and_targets_that_are_no_plain_tensors_are_refused():
+    x_BND, nested = torch.ones(2, 3, 4), torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(3, 4)])
+    for built in ((nn.Identity(), x_BND, [1]), (nn.Identity(), {"x": x_BND, "targets": [1]})):
+        assert refusal(unpacked, built, "mine") == "targets: a list; give a tensor of classes or of numbers"
+    assert refusal(as_example, nested, "mine").startswith("mine: inputs are nested; give x.to_padded_tensor(0), and ")
 
 
 @pytest.mark.further
