@@ -174,6 +174,16 @@ def test_states_and_weights_are_the_librarys(family):
     same_as_the_library(model, as_network(model), *inputs_of(family))
 
 
+@pytest.mark.parametrize("family", ["Bert, causal", "GPT2", "Llama", "Mistral"])
+def test_a_decoder_that_is_not_causal_sees_all_tokens(family):
+    model = built(family)
+    causal = as_network(model).state(inputs_of(family)[0])
+    model.config.is_causal = False
+    network, (inputs, call) = as_network(model), inputs_of(family)
+    same_as_the_library(model, network, inputs, call)
+    assert (network.state(inputs) - causal).abs().max() > 0.1
+
+
 @pytest.mark.parametrize("family", RMSNORM)
 def test_states_are_the_librarys_to_the_float32_of_its_norms(family):
     model = built(family, patch=False)

@@ -62,13 +62,18 @@ def _layer(
     ]
 
 
+def _mask(config: Any, is_decoder: bool = True) -> str:
+    """Which keys a decoder's queries see: as in the library, all of them if the config has is_causal=false."""
+    return "causal" if is_decoder and getattr(config, "is_causal", True) else "none"
+
+
 def _bert(model: Any, base: Any) -> CheckpointParts:
     """BERT and RoBERTa."""
     config, sublayers = model.config, list[AnySublayer]()
     for number, layer in enumerate(base.encoder.layer, 1):
         its, out = layer.attention.self, layer.attention.output
         maps = (its.query, its.key, its.value, out.dense)
-        mask = "causal" if config.is_decoder else "none"
+        mask = _mask(config, config.is_decoder)
         attention = PretrainedAttention(its.num_attention_heads, *maps, its.scaling, mask)
         mlp = PretrainedMlp(layer.intermediate.dense, layer.output.dense, config.hidden_act)
         sublayers += _layer(number, "post", attention, out.LayerNorm, mlp, layer.output.LayerNorm)
@@ -117,7 +122,8 @@ def _gpt2(model: Any, base: Any) -> CheckpointParts:
     for number, layer in enumerate(base.h, 1):
         its, width = layer.attn, config.hidden_size
         query, key, value = (Transposed(its.c_attn, slice(begin, begin + width)) for begin in (0, width, 2 * width))
-        attention = PretrainedAttention(its.num_heads, query, key, value, Transposed(its.c_proj), its.scaling, "causal")
+        maps = (query, key, value, Transposed(its.c_proj))
+        attention = PretrainedAttention(its.num_heads, *maps, its.scaling, _mask(config))
         mlp = PretrainedMlp(Transposed(layer.mlp.c_fc), Transposed(layer.mlp.c_proj), config.activation_function)
         sublayers += _layer(number, "pre", attention, layer.ln_1, mlp, layer.ln_2)
     return CheckpointParts(
@@ -175,7 +181,7 @@ def _llama(model: Any, base: Any) -> CheckpointParts:
         its, feed = layer.self_attn, layer.mlp
         maps = (its.q_proj, its.k_proj, its.v_proj, its.o_proj)
         heads, groups = config.num_attention_heads, config.num_key_value_heads
-        attention = RotaryAttention(heads, *maps, its.scaling, "causal", groups, rotary=base.rotary_emb)
+        attention = RotaryAttention(heads, *maps, its.scaling, _mask(config), groups, rotary=base.rotary_emb)
         mlp = GatedMlp(feed.gate_proj, feed.up_proj, feed.down_proj, config.hidden_act)
         sublayers += _layer(number, "pre", attention, layer.input_layernorm, mlp, layer.post_attention_layernorm)
     window = getattr(config, "sliding_window", None) or config.max_position_embeddings
