@@ -97,7 +97,10 @@ def _compile(compiler: str, source: Source, macros: tuple[str, ...], file: Path)
 
 def _run(words: list[str]) -> subprocess.CompletedProcess[str]:
     try:
-        return subprocess.run(words, check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        # messages of compilers need not be UTF-8
+        return subprocess.run(words, check=True, capture_output=True, errors="replace", stdin=subprocess.DEVNULL)
+    except OSError as error:
+        raise NoLibraryError(f"{words[0]} cannot be run ({error.strerror})") from None
     except subprocess.CalledProcessError as error:
         lines = [line for line in error.stderr.splitlines() if "error" in line] or [f"exit status {error.returncode}"]
         raise NoLibraryError(f"{words[0]} failed: {lines[0][:200]}") from None

@@ -452,6 +452,15 @@ def test_why_there_is_no_library_takes_one_line(source, tmp_path, monkeypatch):
     source.write_text("not C++\n")
     with pytest.raises(NoLibraryError, match=r"^\S*g\+\+ failed: \S*number.cpp:1:1: error: [^\n]*$"):
         library(Source.read(source), {})
+    compiler = tmp_path / "compiler"
+    monkeypatch.setenv("CXX", str(compiler))
+    no_utf8 = b"#!/bin/sh\nprintf 'error: \344' >&2; exit 1"
+    for script, reason in ((b"", r"cannot be run \(Exec format"), (no_utf8, "failed: error")):
+        compiler.write_bytes(script)
+        compiler.chmod(0o700)
+        with pytest.raises(NoLibraryError, match=f"^{compiler} {reason}[^\n]*$"):
+            library(Source.read(source), {})
+    monkeypatch.delenv("CXX")
     folder = tmp_path / "cache" / "rankbench" / "libraries"
     folder.chmod(0o777)
     with pytest.raises(NoLibraryError, match="libraries is not this user's alone"):
