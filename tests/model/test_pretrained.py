@@ -680,7 +680,8 @@ def test_a_name_on_the_hub_without_a_network_is_one_line_within_seconds(path, mo
 
 @pytest.mark.further
 def test_a_missing_folder_is_one_line(tmp_path):
-    assert refusal(load_checkpoint, str(tmp_path / "none"), 0).startswith(f"{tmp_path / 'none'}: no such folder; fetch")
+    for path in (str(tmp_path / "none"), "~no-such-user/none"):
+        assert refusal(load_checkpoint, path, 0).startswith(f"{path}: no such folder; fetch")
 
 
 def test_a_missing_extra_is_one_line(tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ Weights come from safetensors, or from a pickle that may hold nothing but tensor
 import contextlib
 import copy
 import logging
+import os
 import pickle
 import re
 import textwrap
@@ -68,7 +69,7 @@ def load_checkpoint(path: str, initialised_seed: int) -> Checkpoint:
     than tensors, or if the model needs code of its own.
     """
     transformers, source = import_transformers(), _source(path)
-    folder = Path(path).expanduser()
+    folder = Path(os.path.expanduser(path))
     if is_local := folder.is_dir():
         _check_files(folder)
     elif not HUB_ID.fullmatch(path):
@@ -113,7 +114,7 @@ def import_transformers() -> ModuleType:
 def _source(path: str) -> dict[str, Any]:
     """Where the library reads a checkpoint: from a folder, which needs no network, or from the hub; no code is run.
     Where the hub does not answer, only what is in its cache is read: the library would retry for most of a minute."""
-    folder = Path(path).expanduser()
+    folder = Path(os.path.expanduser(path))
     name, is_offline = (str(folder), True) if folder.is_dir() else (path, not _hub_answers())
     return {"pretrained_model_name_or_path": name, "local_files_only": is_offline, "trust_remote_code": False}
 
