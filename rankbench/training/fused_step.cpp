@@ -38,16 +38,16 @@ extern "C" long memory_of_step(const Network* network, const Batch* batch) {
     return Seed(*network, *batch, nullptr).size;
 }
 
-// The product of products.h, for tests and for the benchmark.
+// The product of products.h, for the benchmark.
 extern "C" void product(long M, long N, long K, const Matrix* a, const Matrix* b, real* c, long adds) {
     multiply(M, N, K, *a, *b, c, N, adds);
 }
 
 // Takes a step with every seed: weights and moments (S, num_weights); scores (3, S). To sums, (4, S), are added the mean
-// loss, the accuracy, the tokens, and 1 as long as the sum of losses is finite; null: there are none. gradients: one row for each part of
-// each seed, (parts, S, num_weights), of which those of the first part become the seed's; or only one for each thread, if
-// `of_threads`, which needs a rule and seeds that are not in parts. memory: for each thread. All rows begin at a multiple
-// of 64 bytes.
+// loss, the accuracy, the tokens, and 1 as long as the sum of losses is finite; null: there are none. gradients: one row
+// for each part of each seed, (parts, S, num_weights), of which those of the first part become the seed's; or only one
+// for each thread, if `of_threads`, which needs a rule and seeds that are not in parts. memory: for each thread. All rows
+// begin at a multiple of 64 bytes.
 extern "C" void step(const Network* network, const Batch* batch, const Rule* rule, long of_threads, real* weights,
                      real* gradients, real* first, real* second, double* scores, double* sums, real* memory) {
     set_length(*batch);

@@ -91,7 +91,9 @@ struct KeptNorm {
     real *hat_TD, *scale_T;  // the normed tokens before the learned weight, and what they were multiplied by
 };
 
+// A norm that is missing changes nothing: its x_TD is y_TD.
 static void norm(const real* w, Norm norm, const real* x_TD, real* y_TD, KeptNorm kept, long T) {
+    if (norm.kind == NO_NORM) return;
     const real centred = norm.kind == LAYERNORM, numbers = norm.kind == L2NORM ? 1 : D, factor = norm.factor;
     for (long t = 0; t < T; t++) {
         const real* x = x_TD + t * D;
@@ -115,6 +117,7 @@ static void norm(const real* w, Norm norm, const real* x_TD, real* y_TD, KeptNor
 }
 // From the slope dy of the norm's output, the slope of its input, in place.
 static void norm_backward(const real* w, real* d, Norm norm, KeptNorm kept, real* dy_TD, long T) {
+    if (norm.kind == NO_NORM) return;
     const real centred = norm.kind == LAYERNORM, numbers = norm.kind == L2NORM ? 1 : D;
     real dweight[D] = {}, dshift[D] = {}, weight[D];
     for (long i = 0; i < D; i++) weight[i] = norm.weight < 0 ? 1 : w[norm.weight + (norm.kind == L2NORM ? 0 : i)];
@@ -197,31 +200,28 @@ struct Bound {
     real product, rows, columns, values, out;
     long head, input, query, value, output;
 };
+// Finds the row with the largest sum of sizes, from row `begin` to row `end`.
+static void largest_row(const real* x, long begin, long end, long width, real& largest, long& row) {
+    for (long i = begin; i < end; i++) {
+        real sum = 0;
+        for (long j = 0; j < width; j++) sum += std::abs(x[i * width + j]);
+        if (sum > largest) largest = sum, row = i;
+    }
+}
 static Bound bound_of(const real* weights_ED, const real* out_DJ) {
     Bound at{};
     for (long h = 0; h < H; h++) {
         real by_input[D] = {}, columns = 0;
         long query = 0;
-        for (long k = h * K; k < (h + 1) * K; k++) {
-            real sum = 0;
+        largest_row(weights_ED, h * K, (h + 1) * K, D, columns, query);
+        for (long k = h * K; k < (h + 1) * K; k++)
             for (long i = 0; i < D; i++) by_input[i] += std::abs(weights_ED[k * D + i]);
-            for (long i = 0; i < D; i++) sum += std::abs(weights_ED[k * D + i]);
-            if (sum > columns) columns = sum, query = k;
-        }
         const long input = std::max_element(by_input, by_input + D) - by_input;
         if (by_input[input] * columns > at.rows * at.columns)
             at.rows = by_input[input], at.columns = columns, at.head = h, at.input = input, at.query = query;
     }
-    for (long v = E - J; v < E; v++) {
-        real sum = 0;
-        for (long i = 0; i < D; i++) sum += std::abs(weights_ED[v * D + i]);
-        if (sum > at.values) at.values = sum, at.value = v;
-    }
-    for (long o = 0; o < D; o++) {
-        real sum = 0;
-        for (long i = 0; i < J; i++) sum += std::abs(out_DJ[o * J + i]);
-        if (sum > at.out) at.out = sum, at.output = o;
-    }
+    largest_row(weights_ED, E - J, E, D, at.values, at.value);
+    largest_row(out_DJ, 0, D, J, at.out, at.output);
     at.product = at.rows * at.columns * at.values * at.out;
     return at;
 }

@@ -90,11 +90,11 @@ class Seed {
             embed(token);
             const int64_t* tokens = net.is_padded ? token_inputs(token) : nullptr;
             for (long s = 0; s < net.num_sublayers; s++) forward(s, tokens);
-            if (net.last.kind != NO_NORM) norm(w, net.last, x_TD, x_TD, last, T);
+            norm(w, net.last, x_TD, x_TD, last, T);
             read_out();
             net.scores_classes ? cross_entropy(token, score) : squared_error(token, score);
             read_out_backward();
-            if (net.last.kind != NO_NORM) norm_backward(w, d, net.last, last, dx_TD, T);
+            norm_backward(w, d, net.last, last, dx_TD, T);
             for (long s = net.num_sublayers - 1; s >= 0; s--) backward(s, tokens);
             embed_backward(token);
         }
@@ -149,12 +149,12 @@ class Seed {
         const real* positions_ND = net.position >= 0 ? w + net.position : net.sines_ND;
         for (long t = 0; t < T && positions_ND; t++)
             for (long i = 0; i < D; i++) x[t * D + i] += positions_ND[t % N * D + i];
-        if (net.embedding.kind != NO_NORM) norm(w, net.embedding, x, x, embedding, T);
+        norm(w, net.embedding, x, x, embedding, T);
         dropout.apply(x, T * D, start * N * D);
     }
     void embed_backward(long token) {
         dropout.apply(dx_TD, T * D, start * N * D);
-        if (net.embedding.kind != NO_NORM) norm_backward(w, d, net.embedding, embedding, dx_TD, T);
+        norm_backward(w, d, net.embedding, embedding, dx_TD, T);
         for (long t = 0; t < T && net.position >= 0; t++)
             for (long i = 0; i < D; i++) d[net.position + t % N * D + i] += dx_TD[t * D + i];
         if (!net.reads_tokens) return read_in_backward(coordinates(token));
@@ -312,7 +312,7 @@ class Seed {
         const Sublayer& sub = net.sublayers[s];
         const KeptSublayer& k = kept[s];
         const real skip = sub.skip, branch = sub.branch, share = net.share;
-        if (sub.before.kind != NO_NORM) norm(w, sub.before, k.x_TD, k.read_TD, k.before, T);
+        norm(w, sub.before, k.x_TD, k.read_TD, k.before, T);
         if (sub.is_mlp) {
             map<F>(w, sub.in, D, k.read_TD, k.in_TE, T);
             activate(net.is_relu, k.in_TE, k.mixed, k.slope_TF, T * F);
@@ -325,22 +325,22 @@ class Seed {
             map<D>(w, sub.out, J, k.mixed, y_TD, T);
         }
         dropout.apply(y_TD, T * D, k.place_of_output + start * N * D);
-        if (sub.behind.kind != NO_NORM) norm(w, sub.behind, y_TD, y_TD, k.behind, T);
+        norm(w, sub.behind, y_TD, y_TD, k.behind, T);
         real* sum_TD = state_after(s);
         if (skip == 0)  // not even a nan is carried past the sub-layer
             for (long i = 0; i < T * D; i++) sum_TD[i] = branch * y_TD[i];
         else
             for (long i = 0; i < T * D; i++) sum_TD[i] = skip * k.x_TD[i] + branch * y_TD[i];
-        if (sub.after.kind != NO_NORM) norm(w, sub.after, sum_TD, sum_TD, k.after, T);
+        norm(w, sub.after, sum_TD, sum_TD, k.after, T);
     }
     // Turns dx from the slope of the sub-layer's output into that of its input.
     void backward(long s, const int64_t* tokens) {
         const Sublayer& sub = net.sublayers[s];
         KeptSublayer& k = kept[s];
         const real skip = sub.skip, branch = sub.branch, share = net.share;
-        if (sub.after.kind != NO_NORM) norm_backward(w, d, sub.after, k.after, dx_TD, T);
+        norm_backward(w, d, sub.after, k.after, dx_TD, T);
         for (long i = 0; i < T * D; i++) y_TD[i] = branch * dx_TD[i];
-        if (sub.behind.kind != NO_NORM) norm_backward(w, d, sub.behind, k.behind, y_TD, T);
+        norm_backward(w, d, sub.behind, k.behind, y_TD, T);
         dropout.apply(y_TD, T * D, k.place_of_output + start * N * D);
         const long inner = sub.is_mlp ? F : J, wide = sub.is_mlp ? F : E;
         map_weights_backward<D>(d, sub.out, inner, k.mixed, y_TD, T);
@@ -358,7 +358,7 @@ class Seed {
             map_weights_backward<E>(d, sub.in, D, k.read_TD, din_TE, T);
         }
         map_backward(w, sub.in, wide, D, din_TE, y_TD, T);
-        if (sub.before.kind != NO_NORM) norm_backward(w, d, sub.before, k.before, y_TD, T);
+        norm_backward(w, d, sub.before, k.before, y_TD, T);
         for (long i = 0; i < T * D; i++) dx_TD[i] = skip * dx_TD[i] + y_TD[i];
     }
 
