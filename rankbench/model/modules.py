@@ -24,7 +24,7 @@ from PIL import Image
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from rankbench.config import plugins
 from rankbench.config.keys import ConfigError, closest
@@ -65,7 +65,7 @@ class Example:
     @property
     def tensors(self) -> list[Tensor]:
         """All tensors among the arguments."""
-        return [leaf for leaf in tree_flatten((self.args, dict(self.kwargs)))[0] if isinstance(leaf, Tensor)]
+        return [leaf for leaf in tree_leaves((self.args, dict(self.kwargs))) if isinstance(leaf, Tensor)]
 
     def axis(self, number: int) -> int | None:
         """The axis of a tensor that counts sequences; None if it has none."""
@@ -148,17 +148,15 @@ class Example:
     def _chosen(self, numbers: Tensor) -> "Example":
         axes = iter([axis for _, axis in self._with_axes()])
 
-        def part(x: Any) -> Any:
-            if not isinstance(x, Tensor):
-                return x
+        def part(x: Tensor) -> Tensor:
             axis = next(axes)
             return x if axis is None else x.index_select(axis, numbers)
 
         return self._mapped(part, lambda x: x[numbers])
 
-    def _mapped(self, of_arguments: Callable[[Any], Any], of_sequences: Callable[[Tensor], Tensor]) -> "Example":
-        """The example with every argument mapped, and the tensors beside them that have one row a sequence."""
-        args, kwargs = tree_map(of_arguments, (self.args, dict(self.kwargs)))
+    def _mapped(self, of_arguments: Callable[[Tensor], Tensor], of_sequences: Callable[[Tensor], Tensor]) -> "Example":
+        """The example with every tensor among its arguments mapped, and those beside them with one row a sequence."""
+        args, kwargs = tree_map_only(Tensor, of_arguments, (self.args, dict(self.kwargs)))
         beside = {name: getattr(self, name) for name in ("targets", "lengths_B", "special_BN")}
         beside = {name: None if x is None else of_sequences(x) for name, x in beside.items()}
         padding = {number: (of_sequences(lengths_B), width) for number, (lengths_B, width) in self.padding.items()}
@@ -174,9 +172,7 @@ class Example:
         """Move to `device`, and floating-point tensors to `dtype`; tokens, classes and masks keep their dtype.
         ConfigError for a number that `dtype` does not reach."""
 
-        def moved(x: Any) -> Any:
-            if not isinstance(x, Tensor):
-                return x
+        def moved(x: Tensor) -> Tensor:
             if x.is_floating_point() and (x.isfinite() & x.to(dtype).isinf()).any():
                 raise ConfigError(
                     f"inputs of shape {tuple(x.shape)} hold numbers as large as {x[x.isfinite()].abs().max():.3g}, "

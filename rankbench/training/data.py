@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from rankbench.model.fused import MOST_SEQUENCES
 from rankbench.runs.machine import Machine
 from rankbench.seeds import generator_for
 from rankbench.tasks import Batch, Corpus, Finite, Task
@@ -19,7 +20,6 @@ from rankbench.training.batches import batches_of_epoch, chunks_by_length, padde
 BASELINE_SEQUENCES = 1000  # drawn from an endless stream, enough to find its most frequent class
 EVALUATION_SEQUENCES = 1000  # test sequences in one forward pass
 EVALUATION_TOKENS = 16384  # tokens in one forward pass on a corpus, whose sequences are longer
-CUDA_GRID = 65_535  # sequences of all seeds together that CUDA's attention takes in one call
 
 
 class Stream:
@@ -55,7 +55,7 @@ class Stream:
 
     def chunks(self, split: str) -> Iterator[Batch]:
         """Pieces of the split, for every seed that is kept."""
-        at_a_time = min(EVALUATION_SEQUENCES, CUDA_GRID // len(self.alive))
+        at_a_time = min(EVALUATION_SEQUENCES, MOST_SEQUENCES // len(self.alive))
         starts = range(0, self.test.inputs.shape[1], at_a_time)
         return (self.test[self._alive_S, start : start + at_a_time] for start in starts)
 

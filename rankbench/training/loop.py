@@ -175,7 +175,7 @@ def _opened(cfg: TrainConfig, task: Task, run: Run, machine: Machine, seeds: lis
 
 
 @contextmanager
-def recording_failure(run: Run, training: "Training") -> Iterator[None]:
+def recording_failure(run: Run, training: Training) -> Iterator[None]:
     """Write `running` to summary.json, and `failed` if an error other than a signal or a full disk ends training."""
     write_json(run.folder / "summary.json", training.summary("running"))
     try:

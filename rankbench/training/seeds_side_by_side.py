@@ -59,14 +59,13 @@ class Training:
         self.data = data_of(task, machine, seeds, cfg.trainer.batch_size)
         steps, epochs = cfg.trainer.steps, cfg.trainer.epochs
         self.num_steps = steps if steps is not None else round((epochs or 0) * self.data.batches_per_epoch)
-        vectorised = self.model.vectorised
         step = choose_step(cfg, task, machine) if step is None else step
         self.fused = (
             FusedStep(cfg, task, machine, model) if step == "fused" and isinstance(model, Transformer) else None
         )
         self.graphs = Graphs(self._move) if step in ("graph", "compiled graph") else None
         compiles = step in ("torch.compile", "compiled graph")
-        self.at_a_time = seeds_at_a_time(cfg, task, vectorised, machine.device.type, compiles)
+        self.at_a_time = seeds_at_a_time(cfg, task, model.vectorised, machine.device.type, compiles)
         self.kernels = self.plain = kernels_of("plain", cfg, task, model)
         if compiles:
             self.kernels = kernels_of(step, cfg, task, model)
@@ -334,9 +333,7 @@ class Training:
             tensors |= {f"optimizer/{number}/{key}": value for key, value in state.items() if value is not None}
         tensors |= {f"sums/{key}": self.sums[key] for key in SUMS}
         run.save_weights(weights)
-        sums = {key: self.sums[key] for key in ("steps", "seconds")}
-        facts = {**vars(self.progress), "sums": sums}
-        run.save_state(tensors, facts)
+        run.save_state(tensors, {**vars(self.progress), "sums": {key: self.sums[key] for key in ("steps", "seconds")}})
         self.saved_step = self.progress.step
 
     def restore(self, tensors: dict[str, Tensor], facts: dict) -> None:
