@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import get_args, get_origin
 
-from rankbench.config import plugins
+from rankbench.config import plugins, presets
 from rankbench.config.keys import ConfigError, entries
 from rankbench.config.schema import SCHEMAS
 
@@ -103,15 +103,10 @@ def _names(command: str, words: list[str], key: str) -> list[str]:
 
 
 def _chosen_by(preset: str | None) -> dict[str, str | list[str]]:
-    """The choices, by group, of a preset and of the presets in its defaults list."""
-    file = plugins.choices("experiment").get(preset or "")
-    chosen: dict[str, str | list[str]] = {}
-    for entry in [] if file is None else plugins.defaults_of(file):
-        if isinstance(entry, str):
-            chosen |= _chosen_by(entry)
-        else:
-            chosen |= {group.removeprefix("override /"): choice for group, choice in entry.items()}
-    return chosen
+    """The choices, by group, of a preset and of those that it builds on."""
+    entries = (entry for file in presets.files_of(preset or "") for entry in plugins.defaults_of(file))
+    choices = (entry.items() for entry in entries if isinstance(entry, dict))
+    return {group.removeprefix("override /"): choice for items in choices for group, choice in items}
 
 
 def _keys(schema: type) -> Iterator[str]:

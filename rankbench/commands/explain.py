@@ -13,6 +13,7 @@ from rankbench.commands.reference import METRICS, PAGE, Row, sections, subject_o
 from rankbench.commands.usage import terminal_width
 from rankbench.config import plugins
 from rankbench.config.keys import ConfigError, closest, entries
+from rankbench.config.presets import files_of
 from rankbench.config.schema import SCHEMAS
 
 HELP = """Usage: rankbench explain WORD [WORD ...] [plugins=[a]]
@@ -57,8 +58,11 @@ def _key(word: str, heading: str, row: Row) -> Facts:
     commands = (name for name, schema in SCHEMAS.items() if any(entry.name == word for entry in entries(schema)))
     sets = [
         name
-        for name, path in plugins.choices("experiment").items()
-        if OmegaConf.select(OmegaConf.load(path), word, throw_on_resolution_failure=False) is not None
+        for name in plugins.choices("experiment")
+        if any(
+            OmegaConf.select(content, word, throw_on_resolution_failure=False) is not None
+            for content in map(OmegaConf.load, files_of(name))
+        )
     ]
     return {
         word: row.meaning,

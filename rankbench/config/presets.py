@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from pathlib import Path
 from typing import NamedTuple
 
 from rankbench.config import plugins
@@ -39,6 +40,14 @@ def described() -> dict[str, Preset]:
     return by_name
 
 
+def files_of(name: str) -> list[Path]:
+    """The file of a preset, behind those that it builds on: other presets, or what several share."""
+    paths = [folder / "experiment" / f"{name}.yaml" for folder in plugins.folders()]
+    own = [path for path in paths if path.exists()][:1]
+    below = [word for path in own for word in plugins.defaults_of(path) if isinstance(word, str)]
+    return [path for word in below for path in files_of(word)] + own
+
+
 def claims_of(name: str) -> list[str] | None:
     """The claims that a preset's file names; None if it names none, or refers to another preset's."""
     claims = plugins.content_of(plugins.choices("experiment")[name]).get("claims")
@@ -47,11 +56,8 @@ def claims_of(name: str) -> list[str] | None:
 
 def all_claims_of(name: str) -> list[str]:
     """The claims that a preset judges: those of its own file, else those of the preset that it builds on."""
-    if (claims := claims_of(name)) is not None:
-        return claims
-    files = plugins.choices("experiment")
-    below = [word for word in plugins.defaults_of(files[name]) if isinstance(word, str) and word in files]
-    return [claim for parent in below for claim in all_claims_of(parent)]
+    stated = [plugins.content_of(path).get("claims") for path in files_of(name)]
+    return next((claims for claims in reversed(stated) if isinstance(claims, list)), [])
 
 
 def presets() -> dict[str, str]:

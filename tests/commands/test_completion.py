@@ -92,6 +92,7 @@ def test_values_of_an_enumerated_key(command, key, choices):
         ["analyze", "task=convex_hull"],
         ["train", "experiment=demo"],
         ["train", "+experiment=dong_fig4_sorting_code"],  # begins with another preset
+        ["analyze", "experiment=paths_norm_place"],  # begins with what several share
         ["train", "experiment=demo", "analysis=[spectrum,laws]", "task=char_lm"],
         ["analyze", "analysis=pruning"],
         ["report"],

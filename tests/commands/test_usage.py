@@ -85,6 +85,9 @@ def test_a_key_is_explained(monkeypatch):
     for said in ("\nallowed: none, pre, post, peri, ngpt\n", "value: post\n", "commands: train, analyze"):
         assert said in norm
     assert "dong_fig2_residual" in norm and "task=sorting" in length
+    # by the preset that it builds on, and by what several presets share
+    assert "kim_fig4_rates, kim_fig4_width512 and 8 more presets" in explained(["optimizer.beta2"])
+    assert "knob_embedding_skip, knob_exclusive, knob_hyper_connections" in explained(["model.init_gain"])
     for words, said in (
         (["norm"], "did you mean model.norm?"),
         (["modle.norm"], "did you mean model.norm?"),

@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 from test_knob_claims import KNOBS
 
 from rankbench.analyses import Subject, collapse, residual
+from rankbench.commands.composition import composed
 from rankbench.config.schema import conf_dir
 from rankbench.measures.states import state_metrics
 from rankbench.model import initial_model
@@ -46,8 +47,8 @@ def values_of(name, key):
 
 
 def test_residual_branches_are_scaled_by_the_root_of_the_depth():
-    layers = preset("knob_residual_scale")["model"]["layers"]
-    assert "paper:24,laptop:24" in layers
+    for budget in ("paper", "laptop"):
+        assert composed("analyze", "experiment=knob_residual_scale", f"budget={budget}").model.layers == 24
     assert min(abs(value - 24**-0.5) for value in values_of("knob_residual_scale", "model.branch_scale")) < 1e-3
 
 
