@@ -93,6 +93,7 @@ def cosine_after(variant, layers):
         *((cosine_after("post", layers), c) for layers, c in ((1, 0.337), (5, 0.893), (20, 1.000), (100, 1.000))),
         *((cosine_after("pre", layers), c) for layers, c in ((1, 0.336), (5, 0.756), (20, 0.950), (100, 0.991))),
         *((cosine_after("post, centred", n), c) for n, c in ((1, 0.205), (5, 0.223), (20, 0.287), (100, 0.525))),
+        (score_biases.derivative(2.0, 2), 2.0625),  # of -.5 and 2
         *((score_biases.derivative(s, 3), value) for s, value in ((1, 1.055556), (100, 6667.055556))),
         *((bruno_2025.fastest_mode(beta), mode) for beta, mode in ((2, 2), (5, 3), (9, 4), (20, 6), (50, 10))),
     ],
@@ -391,6 +392,19 @@ def test_measured_is_the_closed_form_and_the_control_is_not(name, table_of):
     for seed in table.seed.unique():
         ours, controls = (claim.measure(rows[rows.seed == seed]) for rows in (table, in_control))
         assert ours < claim.claimed.at < controls
+
+
+@pytest.mark.parametrize("tokens", [2, 4])
+def test_an_even_number_of_tokens_has_a_derivative_too(tokens, fresh_subject):
+    table = measure("laws", options_of("laws", law="score_biases", tokens=tokens), [fresh_subject(0)])
+    assert CLAIMS["law_score_biases"].measure(table) < 1e-12
+
+
+@pytest.mark.parametrize(("law", "width", "said"), [("position_bias", 3, "from 4"), ("looped_end", 6, "multiple of 4")])
+def test_a_width_that_the_heads_of_a_law_do_not_have_is_refused(law, width, said, fresh_subject):
+    options = options_of("laws", law=law, tokens=4, layers=1, width=width)
+    line = refusal(measure, "laws", options, [fresh_subject(0)])
+    assert line.startswith(f"analysis.laws.width={width}: law={law} has 4 heads; use a ") and line.endswith(said)
 
 
 def law_of(*points):

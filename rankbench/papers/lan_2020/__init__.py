@@ -33,6 +33,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from rankbench.config.keys import ConfigError
 from rankbench.judging.of_laws import agrees
 from rankbench.measures.law import CLAIMED, CONTROL, Law, Measured, Predicted
 from rankbench.measures.norms import frobenius_norm, residual_matrix
@@ -109,6 +110,8 @@ def predicted_end(**_: int) -> Predicted:
 
 def network_of_end(generator: torch.Generator, tokens: int, layers: int, width: int) -> Measured:
     """The same for networks with random queries and keys, on random tokens."""
+    if width % HEADS:
+        raise ConfigError(f"analysis.laws.width={width}: law=looped_end has {HEADS} heads; use a multiple of {HEADS}")
     x_1ND = torch.randn(1, tokens, width, dtype=torch.float64, generator=generator)
     keys: dict = {"width": width, "layers": 1, "heads": HEADS, "temperature": TEMPERATURE, "skip": True}
     keys |= {"norm": "post", "norm_kind": "rmsnorm", "norm_affine": False}

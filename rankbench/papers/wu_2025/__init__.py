@@ -12,6 +12,7 @@ Shapes: B sequence, H head, N query token, M key token, D width, L layer.
 import torch
 from torch import Tensor
 
+from rankbench.config.keys import ConfigError
 from rankbench.judging.of_laws import agrees
 from rankbench.measures.causal_averages import MASKS, SHARES, drawn_with, predicted
 from rankbench.measures.law import Law, Measured
@@ -23,6 +24,8 @@ HEADS = 4
 
 def network(generator: torch.Generator, tokens: int, layers: int, width: int, samples: int) -> Measured:
     """The weight for networks with random queries and keys, mean over `samples` networks."""
+    if width < HEADS:
+        raise ConfigError(f"analysis.laws.width={width}: law=position_bias has {HEADS} heads; use a width from {HEADS}")
     for setup, mask in MASKS.items():
         for name, share in SHARES.items():
             keys = {"width": width, "layers": layers, "mask": mask, "heads": HEADS, "norm": "pre"}
