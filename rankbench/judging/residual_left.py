@@ -10,7 +10,7 @@ from functools import partial
 
 import pandas as pd
 
-from rankbench.judging.claim import AtMost, Claim, NotMeasurable, above, looked_up, of_any_weights
+from rankbench.judging.claim import AtMost, Claim, NotMeasurable, above, looked_up, of_any_weights, require
 from rankbench.judging.sweeps import at_one_end, in_order, log10_of
 from rankbench.runs.tables import last_of_layer
 
@@ -88,6 +88,7 @@ def kept_measured(rows: pd.DataFrame) -> float:
 def ends(rows: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
     """Rows of the embedding and of the state after the last layer."""
     states = last_of_layer(rows[rows.variant == "full"])
+    require(not states.empty, "the table has no variant full")
     first, last = (states[states.layer == layer].iloc[0] for layer in (0, states.layer.max()))
     if not math.isfinite(last.relative_residual):
         raise NotMeasurable("the tokens after the last layer are all zero")

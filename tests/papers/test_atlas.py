@@ -225,6 +225,12 @@ def test_the_needed_length_grows_to_the_last_layer_or_saturates(norm, growth, gr
     assert [verdict["measured"] for verdict in verdicts] == pytest.approx([growth + 0.01] * 3)  # mean of the seeds
 
 
+def test_fresh_networks_alone_have_no_growth_and_trained_ones_are_judged_by_their_accuracy_alone():
+    rows = grid(growth=0.8)
+    assert_undecided("grid_post_norm_grows", rows[rows.weights == "initialised"], "no trained weights", "model.layers")
+    assert outcomes("grid_variance", rows[rows.weights == "trained"]) == ["held"] * 3
+
+
 @pytest.mark.parametrize("name", ["grid_post_norm_grows", "grid_pre_norm_saturates"])
 def test_growth_with_the_layer_needs_rows_of_layers_and_the_place_of_the_norm(name):
     for norm, growth in (("post", None), ("pre", None), ("peri", 0.8)):

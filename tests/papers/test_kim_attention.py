@@ -242,6 +242,7 @@ def test_an_iteration_that_overflows_has_no_number():
         ("kim_fig8_diverges", of_ascent(l2=None)),  # without its control
         ("kim_bound_grows", of_training().assign(lipschitz_inf=math.inf)),  # dot products have none
         ("kim_bound_grows", of_training().assign(lipschitz_inf=0.666461)),  # divided out, for more tokens
+        ("kim_bound_grows", of_training().drop(columns="lipschitz_inf")),  # not asked for
         ("kim_fig3_l2_inverted", inverted("dot")),
         ("kim_fig3_dot_not_inverted", inverted("l2")),
         ("kim_fig5_dot_not_inverted", inverted("contractive_l2", **TRAINED)),

@@ -251,6 +251,10 @@ def test_claims_hold_and_fail(name):
         ("knob_temperature", followed(HEAT, {1: 0.1}), "needs a sweep over model.temperature"),
         ("knob_residual_scale_root", followed(BRANCH, {1: 0.01, 0.5: 0.7}), "no model.branch_scale of 1/sqrt"),
         ("knob_orthogonal_values", measured(VALUES, {"free": 0.9}), "no model.values=orthogonal"),
+        # rows or columns that the analysis was not asked for
+        ("knob_mean_removal", measured(UNIFORM, {0: 1e-3, -1: 0.7}).assign(variant="no_skip"), "no variant full"),
+        ("knob_dynamics", of_skips().drop(columns="relative_residual"), "no relative_residual; add it to"),
+        ("knob_sigma_reparam", of_sigma().drop(columns="attention_entropy"), "no attention_entropy; add it to"),
         # rounding
         ("knob_identity_mix", measured(MIX, {1: 1e-16, 0.3: 1e-17, 0.1: 0.2}), "hides what is left at 2 of 3 values"),
         ("knob_identity_mix", measured(MIX, {1: 0.0, 0.3: 0.1, 0.1: 0.2}), "rounding has left nothing"),

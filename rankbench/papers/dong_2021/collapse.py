@@ -95,11 +95,13 @@ def _left_without_contraction(rows: pd.DataFrame) -> float:
 
 def _largest_change_of_residual(rows: pd.DataFrame) -> float:
     states = rows[(rows.weights == "initialised") & (rows.variant == "full") & (rows.sublayer != "weights")]
+    require(not states.empty, "the table has no initialised weights of the variant full")
     start = states[states.layer == 0].residual.iloc[0]
     return (states.residual / start - 1).abs().max()
 
 
 def _least_kept_in_training(rows: pd.DataFrame) -> float:
+    require("relative_residual" in rows, "the table has no relative_residual; add it to analysis.dynamics.metrics")
     states = pd.concat([last_of_layer(rows_of_step) for _, rows_of_step in rows.groupby("step")])
     by_step = states.pivot(index="step", columns="layer", values="relative_residual")
     least = (by_step.iloc[:, -1] / by_step.iloc[:, 0]).min(skipna=False)

@@ -83,8 +83,9 @@ def _fewer_when_wide(rows: pd.DataFrame) -> float:
     return _collapses(narrow) - _collapses(wide)
 
 
-def _by_architecture(rows: pd.DataFrame) -> pd.DataFrame:
+def _by_architecture(rows: pd.DataFrame, *needed: str) -> pd.DataFrame:
     """Mean and standard deviation of the path length, in heads and over the number of layers."""
+    require(set(needed) <= set(rows.architecture), f"this needs the paths of {' and '.join(needed)}")
 
     def moments(paths: pd.DataFrame) -> pd.Series:
         mean = (paths.share * paths.path_length).sum()
@@ -96,12 +97,13 @@ def _by_architecture(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _gpt3_ahead(rows: pd.DataFrame, column: str) -> float:
-    values = _by_architecture(rows)[column]
+    values = _by_architecture(rows, "GPT-3")[column]
     return values["GPT-3"] - values.drop("GPT-3").max()
 
 
 def _rank_of_small_berts(rows: pd.DataFrame, column: str) -> float:
-    return _by_architecture(rows)[column].rank(ascending=False)[["DistilBERT", "MobileBERT"]].max()
+    small = ["DistilBERT", "MobileBERT"]
+    return _by_architecture(rows, *small)[column].rank(ascending=False)[small].max()
 
 
 def _is_attention_alone(rows: pd.DataFrame) -> bool:

@@ -76,9 +76,9 @@ def _trained_over_fresh(rows: pd.DataFrame) -> float:
 
 def _has_learned(rows: pd.DataFrame) -> bool:
     """Whether the trained network solves its task: by its accuracy, or by a loss of a tenth of the fresh network's."""
-    trained, fresh = _lengths(rows), _lengths(rows, "initialised")
+    trained = _lengths(rows)
     if trained.whole_accuracy.isna().all():
-        return trained.whole_loss.mean() < 0.1 * fresh.whole_loss.mean()
+        return trained.whole_loss.mean() < 0.1 * _lengths(rows, "initialised").whole_loss.mean()
     return trained.whole_accuracy.mean() >= LEARNED
 
 
@@ -108,6 +108,7 @@ def _is_deep(rows: pd.DataFrame) -> bool:
 def _growth_in_second_half(rows: pd.DataFrame) -> float:
     """p of k99 ~ layer^p between the middle layer and the last, with k99 at least 1."""
     layers = rows[(rows.part == "layer") & (rows.weights == "trained")].set_index("layer").k99
+    require(not layers.empty, "no trained weights")
     last = int(layers.index.max())
     middle, end = (max(layers[number], 1.0) for number in (last // 2, last))
     return math.log(end / middle) / math.log(last / (last // 2))

@@ -29,6 +29,8 @@ def _bound_grown(rows: pd.DataFrame) -> float:
 
 def _bound_is_free(rows: pd.DataFrame) -> bool:
     """Whether any bound changes in training; a layer that divides by its bound keeps it the same at every step."""
+    if "lipschitz_inf" not in rows:
+        return False
     bounds = rows[np.isfinite(rows.lipschitz_inf)].groupby(["seed", "layer"]).lipschitz_inf
     return bool((bounds.max() > (1 + 1e-9) * bounds.min()).any())
 

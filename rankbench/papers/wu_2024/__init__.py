@@ -24,7 +24,7 @@ import pandas as pd
 import scipy
 import torch
 
-from rankbench.judging.claim import Claim, Control, below
+from rankbench.judging.claim import Claim, Control, below, require
 from rankbench.judging.of_laws import agrees
 from rankbench.judging.residual_left import check_no_overflow, log10_left, of_collapse, of_embedding, of_variant, share
 from rankbench.judging.sweeps import in_order
@@ -97,6 +97,7 @@ def _most_that_a_layer_leaves(rows: pd.DataFrame) -> float:
     left = of_variant(rows, "attention_only_no_norm").set_index("layer").log10_relative_residual
     check_no_overflow(*left)
     half, last = left.index.max() // 2, left.index.max()
+    require(half, "this needs attention alone of two layers or more")
     return share(max((left[half] - left[0]) / half, (left[last] - left[half]) / (last - half)))
 
 

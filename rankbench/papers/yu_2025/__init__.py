@@ -23,6 +23,7 @@ def _errors(rows: pd.DataFrame) -> pd.DataFrame:
     """Error by directions and heads, mean over the rows' seeds."""
     by_directions = {int(d): trained_errors(of) for d, of in rows_by_value(rows, DIRECTIONS).items()}
     errors = pd.concat([of.assign(directions=d) for d, of in by_directions.items()])
+    require(not errors.empty, "no trained network")
     return errors.groupby(["directions", "heads"]).error.mean().reset_index()
 
 

@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from rankbench.judging.claim import Claim, Control, above, exact_check, of_any_weights
+from rankbench.judging.claim import Claim, Control, above, exact_check, of_any_weights, require
 from rankbench.judging.of_laws import agrees
 from rankbench.judging.residual_left import HALF, keeps
 from rankbench.judging.sweeps import at_value, between
@@ -68,6 +68,7 @@ def _log10_scores_bound(rows: pd.DataFrame) -> float:
 
 
 def _entropy_kept(rows: pd.DataFrame) -> float:
+    require("attention_entropy" in rows, "the table has no attention_entropy; add it to analysis.dynamics.metrics")
     weights = rows[rows.sublayer == "weights"]
     by_layer = weights.groupby(["layer", "step"]).attention_entropy.mean().unstack()
     return (by_layer.iloc[:, -1] / by_layer.iloc[:, 0]).min(skipna=False)
