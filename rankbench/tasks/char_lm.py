@@ -113,7 +113,8 @@ class CharLm(Corpus):
     def decode(self, characters_N: Tensor) -> str:
         """Text of a sentence's inputs or targets, without beginning, end and padding."""
         known = [number for number in characters_N.tolist() if 0 <= number < len(self.alphabet)]
-        return "".join(self.alphabet[number] for number in known).replace(UNKNOWN, UNKNOWN_WORD)
+        text = "".join(self.alphabet[number] for number in known)
+        return text.replace(UNKNOWN, UNKNOWN_WORD) if self.unk == "symbol" else text
 
     def symbols_per_character(self, batch: Batch) -> float:
         """Ratio of predicted symbols to predicted characters. A loss per symbol times this ratio is nats per character,

@@ -20,6 +20,7 @@ from rankbench.tasks.task import ABSENT, Batch
 log = logging.getLogger(__name__)
 
 SHORTEST = 2  # tokens of the shortest sentence: a single token has nothing else to attend to, and is always of rank one
+MOST_GENERATED = 2**24  # different tokens that torch.multinomial draws from
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,11 @@ class Memorization:
     def __post_init__(self) -> None:
         if self.path is not None:
             self._check_size(self.train_size)
+        elif self.vocabulary > MOST_GENERATED:
+            raise ConfigError(
+                f"task.vocabulary={self.vocabulary}: out of range; of generated tokens allowed are values to "
+                f"{MOST_GENERATED}"
+            )
 
     @property
     def num_inputs(self) -> int:

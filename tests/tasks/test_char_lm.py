@@ -150,6 +150,13 @@ def test_unseen_characters_are_refused_or_read_as_unknown(text):
     assert task.decode(task.splits()["test"].targets[0]) == "e <unk>"
 
 
+def test_the_mark_of_what_is_unknown_is_a_character_like_others_where_nothing_is(tmp_path):
+    (tmp_path / "text").write_text("a\ufffdb\n" * 5)
+    for unk, read in (("characters", "a\ufffdb"), ("symbol", "a<unk>b")):
+        task = all_of(tmp_path / "text", held_out=0.2, unk=unk)
+        assert task.decode(task.splits()["test"].targets[0]) == read
+
+
 def test_a_changed_file_is_read_again(text):
     folder, _ = text
     task = all_of(folder)

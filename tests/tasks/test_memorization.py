@@ -161,6 +161,12 @@ def test_more_sentences_than_there_are_are_refused(text):
         memorization_task(path=str(text), train_size=40).sample(41, generator_for(0, "train"))
 
 
+def test_more_generated_tokens_than_can_be_drawn_are_refused():
+    assert memorization_task(vocabulary=2**24, length=2).sample(2, generator_for(0, "train")).inputs.shape == (2, 2)
+    said = "task.vocabulary=16777217: out of range; of generated tokens allowed are values to 16777216"
+    assert refusal(memorization_task, vocabulary=2**24 + 1) == said
+
+
 def test_a_vocabulary_smaller_than_the_alphabet_is_refused_in_one_line(text):
     message = refusal(memorization_task, path=str(text), vocabulary=5, train_size=1)
     assert message.startswith(f"task.vocabulary=5: SentencePiece refuses task.path={text}: Vocabulary size")
