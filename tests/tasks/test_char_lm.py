@@ -214,16 +214,14 @@ def test_the_penn_treebank():
 # --- the grammar ------------------------------------------------------------------------------------------------------
 
 
-def _phrase(words, number=None):
+def _phrase(words):
     """Takes a noun phrase off a list of words; its number and its log-probability, or None."""
     singulars = {noun: "one" for noun in grammar.NOUNS}
     plurals = {grammar.PLURALS.get(noun, f"{noun}s"): "many" for noun in grammar.NOUNS}
-    determiner, adjective = words.pop(0), 0.0
+    determiner, adjective = words.pop(0), math.log(1 - grammar.ADJECTIVE_SHARE)
     if words[0] in grammar.ADJECTIVES:
         words.pop(0)
         adjective = math.log(grammar.ADJECTIVE_SHARE / len(grammar.ADJECTIVES))
-    else:
-        adjective = math.log(1 - grammar.ADJECTIVE_SHARE)
     number = (singulars | plurals)[words.pop(0)]
     assert determiner in grammar.DETERMINERS[number]
     return number, adjective - math.log(2 * len(grammar.DETERMINERS[number]) * len(grammar.NOUNS))
