@@ -111,9 +111,7 @@ def _over_sharp_bound(rows: pd.DataFrame, form: str) -> float:
     """Error of random heads of this form over the sharp bound; of the number of heads where it is farthest from 1."""
     errors = rows[rows.quantity == "error"].pivot_table("value", ["dimension", "rank", "heads"], "form")
     require({form, "bound_sharp"} <= set(errors), f"no bound beside {form}")
-    return max(
-        errors[form].dropna() / errors.bound_sharp.reindex(errors[form].dropna().index), key=lambda x: abs(x - 1)
-    )
+    return max((errors[form] / errors.bound_sharp)[errors[form].notna()], key=lambda x: abs(x - 1))
 
 
 # What the slides print

@@ -16,6 +16,7 @@ Shapes: R run, N token.
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from itertools import groupby
 from operator import itemgetter
 
@@ -121,22 +122,21 @@ LAWS = {
         log_value=True,
     ),
 }
+BRUNO = "Bruno, Pasqualotto and Agazzi 2025, Emergence of meta-stable clustering in mean-field transformers"
+_agrees = partial(agrees, source=BRUNO, control="tokens that repel")
+
 CLAIMS = {
     # threshold: the midpoint rule errs by 4e-4 in 20 steps, and second-order terms of the disturbance are far smaller
-    "law_metastable": agrees(
+    "law_metastable": _agrees(
         law="metastable",
         line=0.005,
         statement="Modes of tokens on the circle grow at rates in proportion to k^2 I_k(beta), and so the one of the "
         "metastable clusters, k*, grows fastest",
-        source="Bruno, Pasqualotto and Agazzi 2025, Emergence of meta-stable clustering in mean-field transformers",
-        control="tokens that repel",
     ),
     # threshold: runs scatter by one around k*, the mode that grows fastest, because its neighbours grow nearly as fast
-    "law_plateau": agrees(
+    "law_plateau": _agrees(
         law="plateau",
         line=2.0,
         statement="Random tokens on the circle stay longest in k* = argmax k^2 I_k(beta) clusters, give or take two",
-        source="Bruno, Pasqualotto and Agazzi 2025, Emergence of meta-stable clustering in mean-field transformers",
-        control="tokens that repel",
     ),
 }

@@ -22,6 +22,7 @@ import numpy as np
 import scipy
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from rankbench.judging.of_laws import agrees
 from rankbench.measures.law import CLAIMED, CONTROL, Law, Measured, Predicted
@@ -70,10 +71,10 @@ def simulated(generator: torch.Generator, layers: int, samples: int) -> Measured
         for width in WIDTHS:
             start_RND = torch.randn(samples, 2, width, dtype=torch.float64, generator=generator)
             for beta in BETAS:
-                x_RND = _on_sphere(start_RND)
+                x_RND = normalize(start_RND, dim=-1)
                 for _ in range(layers):
                     w_RDD = _values(samples, width, setup, generator)
-                    x_RND = _on_sphere(x_RND + attended(x_RND, beta) @ w_RDD)
+                    x_RND = normalize(x_RND + attended(x_RND, beta) @ w_RDD, dim=-1)
                 yield from ((setup, *point) for point in _named(width, beta, _shape(x_RND)))
 
 
@@ -96,10 +97,6 @@ def _values(samples: int, width: int, setup: str, generator: torch.Generator) ->
         return TIME_OF_LAYER * torch.eye(width, dtype=torch.float64)
     draw_RDD = torch.randn(samples, width, width, dtype=torch.float64, generator=generator)
     return math.sqrt(TIME_OF_LAYER) * draw_RDD
-
-
-def _on_sphere(x_RND: Tensor) -> Tensor:
-    return x_RND / x_RND.norm(dim=-1, keepdim=True)
 
 
 def _shape(x_RND: Tensor) -> tuple[float, float, float]:
