@@ -4,6 +4,7 @@ analysis, a metric, a column of a table, a preset or a claim."""
 import re
 import textwrap
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from omegaconf import OmegaConf
@@ -56,14 +57,12 @@ def _meanings(word: str, keys: Keys) -> list[Facts]:
 
 def _key(word: str, heading: str, row: Row) -> Facts:
     commands = (name for name, schema in SCHEMAS.items() if any(entry.name == word for entry in entries(schema)))
-    sets = [
-        name
+    contents = {
+        name: [OmegaConf.create(plugins.content_of(file)) for file in files_of(name)]
         for name in plugins.choices("experiment")
-        if any(
-            OmegaConf.select(content, word, throw_on_resolution_failure=False) is not None
-            for content in map(OmegaConf.load, files_of(name))
-        )
-    ]
+    }
+    select = partial(OmegaConf.select, key=word, throw_on_resolution_failure=False)
+    sets = [name for name, files in contents.items() if any(select(content) is not None for content in files)]
     return {
         word: row.meaning,
         "allowed": row.allowed,

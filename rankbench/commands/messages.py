@@ -42,11 +42,8 @@ def _unreadable_file(error: Exception) -> str | None:
     if isinstance(error, RecursionError):
         return "a YAML file leads back to itself, by its defaults or by an alias; take the circle out"
     paths = [frame.f_locals.get("full_path") for frame, _ in traceback.walk_tb(error.__traceback__)]
-    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error)
-    if not any(paths) or not (mark or isinstance(error, YAMLError | UnicodeDecodeError | OSError)):
-        return None
-    line = f", line {mark.line + 1}" if mark else ""
-    return f"{next(filter(None, paths))}{line}: not readable as YAML ({' '.join(problem.split())}); correct the file"
+    is_of_yaml = hasattr(error, "problem_mark") or isinstance(error, YAMLError | UnicodeDecodeError | OSError)
+    return plugins.unreadable(next(filter(None, paths)), error) if any(paths) and is_of_yaml else None
 
 
 def _within_hydra(error: Exception) -> bool:

@@ -79,7 +79,7 @@ def stated() -> Sections:
         group, _, name = path.partition(".")
         prefix = "task." if group == "task" else f"{path}."
         if (file := plugins.choices(group).get(name)) is not None:  # a plug-in may lack it
-            values: Any = OmegaConf.load(file)
+            values = OmegaConf.create(plugins.content_of(file))
             rows = [row(entry, values.get(entry.name.removeprefix(prefix))) for entry in entries(keys, prefix)]
             found[f"{choice}: {subject_of(part)}"] = {item.name: item for item in rows}
     return found

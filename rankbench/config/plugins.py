@@ -230,7 +230,8 @@ def folders() -> list[Path]:
 
 def choices(group: str) -> dict[str, Path]:
     """The YAML files of a group by their names, which are its choices."""
-    return dict(sorted((path.stem, path) for folder in folders() for path in (folder / group).glob("*.yaml")))
+    files = (path for folder in folders() for path in (folder / group).glob("*.yaml") if path.exists())
+    return dict(sorted((path.stem, path) for path in files))  # without the locks of editors, links to nothing
 
 
 def defaults_of(file: Path) -> list[str | dict[str, Any]]:
@@ -246,7 +247,7 @@ def groups_of(command: str) -> dict[str, str | list[str] | None]:
 
 def comments_in(file: Path) -> list[str]:
     """The comment lines of a YAML file, without the one that says where its keys go."""
-    lines = file.read_text(encoding="utf-8").splitlines()
+    lines = _text_of(file).splitlines()
     return [line[1:].strip() for line in lines if line[:1] == "#" and "@package" not in line]
 
 
@@ -259,7 +260,27 @@ def content_of(file: Path) -> dict[str, Any]:
     """The content of a YAML file."""
     import yaml
 
-    return yaml.load(file.read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader)) or {}
+    try:
+        content = yaml.load(_text_of(file), getattr(yaml, "CSafeLoader", yaml.SafeLoader)) or {}
+    except yaml.YAMLError as error:
+        raise ConfigError(unreadable(file, error)) from None
+    if not isinstance(content, dict):
+        raise ConfigError(unreadable(file, TypeError("it holds no keys")))
+    return content
+
+
+def _text_of(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(unreadable(file, error)) from None
+
+
+def unreadable(file: Any, error: Exception) -> str:
+    """The refusal of a YAML file that cannot be read because of this error."""
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error)
+    line = f", line {mark.line + 1}" if mark else ""
+    return f"{file}{line}: not readable as YAML ({' '.join(problem.split())}); correct the file"
 
 
 def digest() -> str:

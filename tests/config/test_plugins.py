@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from command_line import refused
+from command_line import SMALLEST, refused, succeeds
 from matplotlib.text import Text
 from refusals import refusal
 
@@ -467,6 +467,31 @@ def test_a_preset_without_comments_is_listed_by_its_name(elsewhere):
     assert "\n  bare\n" in listing(["plugins=mine"])
     assert compose("train", "plugins=mine", "experiment=bare").seed == 3
     assert "list seed=1: takes words to search for, and plugins=" in refusal(listing, ["seed=1"])
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"# caf\xe9\nseed: 3\n", ": not readable as YAML ('utf-8' codec can't decode byte"),
+        (b"# A preset.\nseed: {\n", ", line 3: not readable as YAML ("),
+        (b"- seed\n", ": not readable as YAML (it holds no keys); correct the file"),
+    ],
+)
+def test_a_yaml_file_that_cannot_be_read_is_named_by_the_lists(elsewhere, content, said):
+    (elsewhere / "mine.py").write_text("TASKS = {}")
+    (elsewhere / "conf" / "experiment").mkdir(parents=True)
+    (file := elsewhere / "conf" / "experiment" / "mine.yaml").write_bytes(content)
+    for text_of, words in ((listing, []), (explained, ["seed"])):
+        assert refusal(text_of, ["plugins=mine", *words]).startswith(f"{file}{said}")
+
+
+@pytest.mark.usefixtures("undrawn_here")
+def test_the_lock_of_an_editor_is_no_preset(elsewhere):
+    (elsewhere / "mine.py").write_text("TASKS = {}")
+    (elsewhere / "conf" / "experiment").mkdir(parents=True)
+    (elsewhere / "conf" / "experiment" / ".#mine.yaml").symlink_to("me@here.123")
+    assert ".#mine" not in listing(["plugins=mine"])
+    succeeds("train", "-m", "plugins=mine", *SMALLEST, "trainer.steps=1", "seed=0,1", "out=sweep", at=elsewhere)
 
 
 class Scores(Weighting):
