@@ -67,11 +67,10 @@ class Key:
 
     def allowed(self, type_: Any, plural: str = "") -> str:
         """The allowed values in words, for a key of this type: `integer from 1 (steps), or null`."""
-        members = [member for member in typing.get_args(type_) if member is not types.NoneType]
-        if isinstance(type_, types.UnionType):
-            return f"{self.allowed(members[0])}, or null"
+        if types.NoneType in typing.get_args(type_):
+            return f"{self.allowed(_without_none(type_))}, or null"
         if typing.get_origin(type_) is list:
-            return f"list{plural} of {self.allowed(members[0], 's')}"
+            return f"list{plural} of {self.allowed(typing.get_args(type_)[0], 's')}"
         if typing.get_origin(type_) is dict or type_ is bool:
             return "true, false" if type_ is bool else "keys of its own"
         return self._within(", ".join(self.choices) or f"{NOUNS[type_]}{plural}")
@@ -163,13 +162,28 @@ def check_fields(cls: Any, what: str) -> None:
             raise ConfigError(
                 f"{what}.{field.name}: its type is a text; leave out `from __future__ import annotations`"
             )
-        parts = [field.type] if typing.get_origin(field.type) in WANTED else typing.get_args(field.type)
-        kinds = [typing.get_origin(kind) or kind for kind in parts or [field.type]]
-        if wrong := [kind for kind in kinds if kind not in (*WANTED, types.NoneType)]:
-            allowed = ", ".join(kind.__name__ for kind in WANTED)
-            raise ConfigError(f"{what}.{field.name}: has the type {wrong[0]}; allowed are {allowed}, also with | None")
+        if not _can_be_typed(field.type):
+            raise ConfigError(
+                f"{what}.{field.name}: has the type {field.type}; allowed are int, float, bool, str, list[<type>] and "
+                "dict[str, <type>], also with | None"
+            )
         if "key" not in field.metadata:
             raise ConfigError(f"{what}.{field.name}: is no key; write {field.name}: <type> = key('<what it means>')")
+
+
+def _can_be_typed(type_: Any) -> bool:
+    """Whether a command line can give values of this type."""
+    members = typing.get_args(type_)
+    if types.NoneType in members:
+        return len(members) == 2 and _can_be_typed(_without_none(type_))
+    if typing.get_origin(type_) is dict:
+        return members[0] is str and (members[1] is Any or _can_be_typed(members[1]))
+    return type_ in (*NOUNS, bool) or (typing.get_origin(type_) is list and _can_be_typed(members[0]))
+
+
+def _without_none(type_: Any) -> Any:
+    """The type of the values beside null."""
+    return next(member for member in typing.get_args(type_) if member is not types.NoneType)
 
 
 def typed(cls: Any, values: Any, prefix: str) -> Any:
@@ -214,7 +228,7 @@ def _as_type(type_: Any, value: Any, name: str) -> Any:
     if types.NoneType in typing.get_args(type_):
         if value is None:
             return None
-        type_, null = typing.get_args(type_)[0], ", or null"
+        type_, null = _without_none(type_), ", or null"
     if value is None:
         raise ConfigError(f"{name}=null: null is not allowed here")
     kind, members = typing.get_origin(type_) or type_, typing.get_args(type_)

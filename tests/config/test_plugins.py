@@ -389,9 +389,12 @@ FIELD = "from dataclasses import dataclass\n@dataclass\nclass A:\n    size: int"
         ({"mine.py": "TASKS = {'a': int}"}, "TASKS: a: is not a dataclass, whose fields are keys"),
         ({"mine.py": f"{FIELD} = 3\nTASKS = {{3: A}}"}, "TASKS has the name 3; give a text"),
         ({"mine.py": f"{FIELD} = 3\nTASKS = {{'a': A}}"}, "TASKS: a.size: is no key; write size: <type> = key"),
-        (
-            {"mine.py": f"{FIELD.replace('int', 'set')} = 3\nTASKS = {{'a': A}}"},
-            "TASKS: a.size: has the type <class 's",
+        *(
+            (
+                {"mine.py": f"{FIELD.replace('int', type_)} = 3\nTASKS = {{'a': A}}"},
+                r"TASKS: a.size: has the type .*; allowed are int, float, bool, str, list\[<type>\] and dict",
+            )
+            for type_ in ("set", "list", "list[set]", "dict[int, int]", "int | str | None")
         ),
         (
             {"mine.py": f"from __future__ import annotations\n{FIELD} = 3\nTASKS = {{'a': A}}"},

@@ -279,6 +279,7 @@ def test_a_key_takes_what_is_allowed(limits, value):
         (bool, {}, "true, false"),
         (str, {"choices": ["a", "b"]}, "a, b"),
         (str | None, {}, "text, or null"),
+        (None | int, {}, "integer, or null"),
         (list[int], {"at_least": 2}, "list of integers from 2"),
         (list[list[float]], {}, "list of lists of numbers"),
         (dict[str, list[int]], {}, "keys of its own"),
