@@ -129,26 +129,23 @@ def load_plugins(names: Iterable[str] = ()) -> None:
         registries |= {"MODELS": (KINDS, Transformer), "METRICS": (STATE_METRICS, Callable)}
         registries |= {"OPTIMIZERS": (OPTIMIZERS, Callable)}
         registries |= {"CLAIMS": (CLAIMS, Claim), "LAWS": (LAWS, Law), "PAPERS": (PAPERS, str)}
-        plugins.load(registries)
+        plugins.load(registries, _check_metric)
         model.ATTENTIONS[:], schema.OPTIMIZERS[:], model.KINDS[:] = ATTENTIONS, OPTIMIZERS, KINDS
         for name in plugins.brought("METRICS"):
             _describe_metric(name)
         MEANINGS.update({name: analysis.columns for name, analysis in ANALYSES.items()})
 
 
-def _describe_metric(name: str) -> None:
-    """Give the metric of a plug-in its column in the tables of metrics. ConfigError, and the metric is forgotten, if it
-    does not say what it measures, or does not give one number for each matrix of a batch."""
+def _check_metric(name: str, formula: Callable[..., Any]) -> None:
+    """Raise ConfigError for a metric of a plug-in that does not say what it measures, or does not give one number for
+    each matrix of a batch."""
     import torch
 
-    from rankbench.analyses import dynamics, residual
-    from rankbench.measures.states import STATE_METRICS, States
-    from rankbench.training.layers import DYNAMICS
+    from rankbench.measures.states import States
 
-    formula = STATE_METRICS[name]
     x_BND = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    values, meaning, got = formula(States.of(x_BND)), inspect.getdoc(formula) or "", ""
-    if not meaning:
+    values, got = formula(States.of(x_BND)), ""
+    if not inspect.getdoc(formula):
         got = "has no docstring; say what it measures"
     elif not isinstance(values, torch.Tensor) or values.shape != (3,):
         got = f"gives {values} for 3 matrices; give 3 numbers"
@@ -157,8 +154,16 @@ def _describe_metric(name: str) -> None:
     ):
         got = "gives a matrix another number alone than beside others; take means over its own tokens alone"
     if got:
-        del STATE_METRICS[name]
         raise ConfigError(f"METRICS: {name} {got}")
+
+
+def _describe_metric(name: str) -> None:
+    """Give the metric of a plug-in its column in the tables of metrics."""
+    from rankbench.analyses import dynamics, residual
+    from rankbench.measures.states import STATE_METRICS
+    from rankbench.training.layers import DYNAMICS
+
+    meaning = inspect.getdoc(STATE_METRICS[name]) or ""
     for columns in (residual.COLUMNS, dynamics.COLUMNS):
         columns[name] = meaning.partition("\n\n")[0].replace("\n", " ")
     for names in (dynamics.METRICS, DYNAMICS):

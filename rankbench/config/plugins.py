@@ -11,7 +11,7 @@ import os
 import sys
 import traceback
 from collections import UserDict
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import find_spec
@@ -131,11 +131,14 @@ def published_files() -> list[Path]:
     return [path for file in files if (path := file.with_name(PUBLISHED)).exists()]
 
 
-def load(registries: Mapping[str, tuple[MutableMapping[str, Any], type]]) -> None:
+def load(
+    registries: Mapping[str, tuple[MutableMapping[str, Any], type]], check_metric: Callable[[str, Any], None]
+) -> None:
     """Import the plug-ins that were found, and add what they bring to the registries.
 
-    registries: by the name of a dict in the plug-in, such as TASKS: our dict and the type of its values. Raises
-    ConfigError, and adds nothing, for a plug-in that cannot be imported, brings a name that exists, or brings nothing.
+    registries: by the name of a dict in the plug-in, such as TASKS: our dict and the type of its values. check_metric:
+    raises ConfigError for what is none. Raises ConfigError, and adds nothing, for a plug-in that cannot be imported,
+    brings a name that exists or a metric that is none, or brings nothing.
     """
     for name in [name for name in FOUND if name not in LOADED]:
         plugin = FOUND.pop(name)  # one that fails is not tried again
@@ -149,16 +152,19 @@ def load(registries: Mapping[str, tuple[MutableMapping[str, Any], type]]) -> Non
         for own in (own for own, value in vars(module).items() if isinstance(value, dict) and own.isupper()):
             if own not in registries and (near := get_close_matches(own, registries, 1, ALMOST)):
                 raise ConfigError(f"{plugin.asked}: has a dict {own}, did you mean {near[0]}?; give it another name")
-        brought = [(ours, _brought(module, plugin.asked, kind, *ours)) for kind, ours in registries.items()]
+        brought = {kind: _brought(module, plugin.asked, kind, *ours) for kind, ours in registries.items()}
         files = plugin.conf is not None or plugin.file.with_name(PUBLISHED).exists()
-        if not files and not any(theirs for _, theirs in brought):
+        if not files and not any(brought.values()):
             *first, last = registries
             raise ConfigError(
                 f"{plugin.asked}: not a plug-in; a plug-in has a dict {', '.join(first)} or {last}, or next to it a "
                 f"folder conf or a file {PUBLISHED}"
             )
-        for (ours, _), theirs in brought:
-            ours.update(theirs)
+        for metric in brought["METRICS"].items():
+            name_file(plugin.file)  # an error in the metric is the user's own
+            check_metric(*metric)
+        for kind, theirs in brought.items():
+            registries[kind][0].update(theirs)
         FOUND[name] = plugin
         LOADED.add(name)
 

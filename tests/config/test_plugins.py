@@ -441,8 +441,9 @@ def test_a_metric_that_is_none_is_refused_and_forgotten(elsewhere, code, said):
     text = 'def one(states):\n    """One."""\n    return 1.0\n'
     text += 'def share(states):\n    """One."""\n    return (x := states.whole.length_BN1.mean((1, 2))) / x.sum()\n'
     (elsewhere / "mine.py").write_text(f'{text}METRICS = {{"{name}": {code}}}')
-    assert refusal(load_plugins, ["mine"]).startswith(said)
-    assert name not in STATE_METRICS
+    for _ in range(2):
+        assert refusal(load_plugins, ["mine"]).startswith(said)
+        assert name not in STATE_METRICS
 
 
 @pytest.mark.further
