@@ -49,6 +49,8 @@ def _chosen(command: str, budget: str, others: list[str]) -> tuple[list[str], fl
         if word in ("-m", "--multirun") or re.match(r"(replicas|trainer\.(steps|epochs))=", word):
             raise ConfigError(f"{word}: {budget} chooses seeds and steps of the preset; leave one of the two out")
     laptop, paper = costs(presets[name].cost)
+    if laptop == math.inf:
+        raise ConfigError(f"{budget}: the file of {name} states no time on CPU cores; give budget={', '.join(BUDGETS)}")
     ((length, unit),) = re.findall(r"^budget=([\d.]+)([a-z]+)$", budget)
     time = float(length) * SECONDS[unit]
     if time >= paper:

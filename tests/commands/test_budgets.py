@@ -7,6 +7,7 @@ from refusals import refusal
 
 from rankbench.commands.budgets import costs, fitted
 from rankbench.commands.compose import compose
+from rankbench.config import presets
 from rankbench.config.presets import described
 from rankbench.config.schema import KEYS
 
@@ -74,6 +75,12 @@ def test_the_config_records_what_was_chosen():
 )
 def test_refused(words, message):
     assert refusal(fitted, "train", words).startswith(message)
+
+
+def test_a_preset_that_states_no_cost_fits_into_no_time(monkeypatch):
+    monkeypatch.setattr(presets, "described", lambda: {"mine": presets.Preset("", "", "")})
+    line = refusal(fitted, "train", ["experiment=mine", "budget=2h"])
+    assert line == "budget=2h: the file of mine states no time on CPU cores; give budget=smoke, laptop, paper"
 
 
 def test_the_key_says_that_a_time_is_allowed():
