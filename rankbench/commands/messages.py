@@ -184,6 +184,8 @@ def wanted(message: str) -> str:
 def _wrong_value(error: Any) -> str:
     key, text = error.full_key, str(error)
     got = f"{key}={as_typed(error.value) if error.value != '' else ''}"
+    if "NoneType is not a subclass" in text:  # in a list
+        return f"{got}: null is not allowed here"
     if "is not a subclass" in text:
         return f"{got}: is a group of keys; set one of them, as in {key}.<key>=<value>"
     allowed = f"; allowed are {', '.join(KEYS[key].choices)}" if key in KEYS and KEYS[key].choices else ""

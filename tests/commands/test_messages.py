@@ -44,6 +44,7 @@ def explained(command, *words):
         ("model.norm=null", "model.norm=null: null is not allowed here; allowed are none, pre, post, peri, ngpt"),
         ("claims=foo", "claims=foo: wants a list, as [a,b]"),
         ("optimizer.milestones=[a]", "optimizer.milestones[0]=a: wants an integer"),
+        ("optimizer.milestones=[null]", "optimizer.milestones[0]=null: null is not allowed here"),
         ("model.name=[a,b]", "model.name=[a,b]: wants a text"),
         ("trainer=3", "trainer=3: is a group of keys; set one of them, as in trainer.<key>=<value>"),
         (
