@@ -586,6 +586,18 @@ def test_a_model_that_runs_only_once_in_eval_mode_is_refused(tmp_path, inputs):
         rb.observe(Once(), inputs, out=tmp_path / "run")
 
 
+class Scaled(nn.Linear):
+    def forward(self, x, scale):
+        return scale * super().forward(x)
+
+
+def test_numbers_among_the_inputs_tell_watches_apart(tmp_path):
+    watch = partial(rb.observe, Scaled(2, 2), measures=["weights"], out=tmp_path / "a")
+    watch({"x": torch.ones(2, 3, 2), "scale": torch.tensor(1.0)}).close()
+    with pytest.raises(rb.ConfigError, match=r"was begun with observe\.inputs="):
+        watch({"x": torch.ones(2, 3, 2), "scale": torch.tensor(2.0)})
+
+
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_torchscript_is_refused(tmp_path):
     with pytest.raises(rb.ConfigError, match="TorchScript, which cannot be followed"):

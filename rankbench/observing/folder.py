@@ -28,7 +28,7 @@ def config_of(subject: Subject, model: nn.Module, every: int) -> dict[str, Any]:
     who, digest = subject.who, hashlib.sha256()
     for x in subject.example.tensors:
         digest.update(f"{tuple(x.shape)} {x.dtype}".encode())
-        digest.update(x.cpu().contiguous().view(torch.uint8).numpy().tobytes() if x.numel() and x.dim() else b"")
+        digest.update(x.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return {
         "task": {"name": who["task"]},
         "model": {"name": who["model"], "parameters": sum(weight.numel() for weight in model.parameters())},
