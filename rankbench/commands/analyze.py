@@ -95,6 +95,6 @@ def run(config: DictConfig) -> None:
     """`rankbench analyze`."""
     from rankbench.analysing.runner import analyze_into
 
-    cfg = prepared(config, check)
+    cfg = prepared(config)
     with working("analyze", cfg.out):
         print("\n".join(analyze_into(cfg)))

@@ -14,6 +14,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from rankbench.commands import failures
+from rankbench.commands.checks import check_everything
 from rankbench.commands.compose import resolve
 from rankbench.commands.failures import INTERRUPTED, quit_silently, refusal_of, refuse, remove_records
 from rankbench.commands.finished_jobs import announce
@@ -73,18 +74,15 @@ def working(command: str, out: str) -> Iterator[None]:
             raise WriteError(f"{error}; {continues}") from None
 
 
-def prepared(config: DictConfig, check: Callable[[Any], None]) -> Any:
-    """The job's config, checked, with `out` set to the folder that Hydra gave it: in a sweep each job has its own.
-
-    check: the command's own.
-    """
+def prepared(config: DictConfig) -> Any:
+    """The job's config, checked, with `out` set to the folder that Hydra gave it: in a sweep each job has its own."""
     hydra, in_sweep = hydra_of_job()
     cfg: Any = resolve(config, hydra.overrides.task)
     if hydra.runtime.choices.get("hydra/launcher") in ("joblib", "submitit_local"):
         from rankbench.runs.machine import share_gpus
 
         share_gpus(hydra.job.num)  # ray and Slurm hand out GPUs themselves
-    check(cfg)
+    check_everything(cfg)
     if in_sweep:
         announce(hydra.job.num, len(Sweep(Path(hydra.sweep.dir)).jobs()), hydra.job.override_dirname)
     cfg.out = os.path.relpath(hydra.runtime.output_dir)

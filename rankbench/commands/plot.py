@@ -31,7 +31,7 @@ def run(config: DictConfig) -> None:
     from rankbench.plots import drawn_with
     from rankbench.report.figures import Drawing, redraw
 
-    cfg = prepared(config, check)
+    cfg = prepared(config)
     how = Drawing(Path(cfg.out), cfg.report, cfg.statistic, cfg.plot.column, cfg.published)
     with drawn_with(cfg.plot.style):
         print("\n".join(redraw(Path(cfg.table), how)))

@@ -55,7 +55,7 @@ def run(config: DictConfig) -> None:
     from rankbench.report.report import gather
     from rankbench.report.scoreboard import scoreboard
 
-    cfg = prepared(config, check)
+    cfg = prepared(config)
     if cfg.scoreboard is not None:
         pages = None if cfg.pages is None else Path(cfg.pages)
         print("\n".join(scoreboard(cfg.scoreboard, Path(cfg.out), pages)))

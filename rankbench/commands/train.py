@@ -48,7 +48,7 @@ def run(config: DictConfig) -> float:
     from rankbench.tasks import build_task
     from rankbench.training.loop import train
 
-    cfg = prepared(config, check)
+    cfg = prepared(config)
     run = Run(Path(cfg.out))
     hydra, in_sweep = hydra_of_job()
     made_from = recipe(hydra.job.num, hydra.overrides.task, surroundings(hydra)) if in_sweep else None
