@@ -21,9 +21,9 @@ def run(config: DictConfig) -> None:
     from rankbench.tasks.corpora import CORPORA, fetch, folder_of
 
     cfg = cast(DataConfig, resolve(config))
-    name = "checkpoints" if cfg.checkpoints else cfg.corpus
+    name = cfg.corpus if cfg.checkpoints is None else "checkpoints"
     folder = folder_of(name) if cfg.folder is None else Path(cfg.folder)
-    if cfg.checkpoints:
+    if cfg.checkpoints is not None:
         return _checkpoints(cfg.checkpoints, folder)
     fetch(cfg.corpus, folder)
     print(f"{CORPORA[cfg.corpus].note}\n-> {folder}; now task=char_lm task.path={cfg.folder or cfg.corpus}")

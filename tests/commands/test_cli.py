@@ -792,6 +792,10 @@ def test_a_comma_in_out_is_a_part_of_the_folders_name():
         assert "out='m s, t'" in as_keys("train", words)
 
 
+def test_an_empty_name_of_checkpoints_is_not_taken_for_none(tmp_path):
+    assert "data: checkpoints=: unknown; allowed are all, " in refused("data", "checkpoints=", at=tmp_path)
+
+
 def test_options_may_follow_the_words(tmp_path):
     assert "Defaults List" in succeeds("train", "seed=1", "--info", at=tmp_path).out
 
