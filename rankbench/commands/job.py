@@ -78,14 +78,14 @@ def prepared(config: DictConfig) -> Any:
     """The job's config, checked, with `out` set to the folder that Hydra gave it: in a sweep each job has its own."""
     hydra, in_sweep = hydra_of_job()
     cfg: Any = resolve(config, hydra.overrides.task)
-    if hydra.runtime.choices.get("hydra/launcher") in ("joblib", "submitit_local"):
+    cfg.out = os.path.relpath(hydra.runtime.output_dir)
+    if in_sweep and hydra.runtime.choices.get("hydra/launcher") in ("joblib", "submitit_local"):
         from rankbench.runs.machine import share_gpus
 
         share_gpus(hydra.job.num)  # ray and Slurm hand out GPUs themselves
     check_everything(cfg)
     if in_sweep:
         announce(hydra.job.num, len(Sweep(Path(hydra.sweep.dir)).jobs()), hydra.job.override_dirname)
-    cfg.out = os.path.relpath(hydra.runtime.output_dir)
     if not gc.isenabled():  # the first job of a process: the work begins, and garbage is collected from here on
         if not gc.get_freeze_count():
             gc.freeze()  # what is imported stays, so no collection needs to look through it; later, garbage would, too

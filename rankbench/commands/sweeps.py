@@ -127,7 +127,8 @@ class Grid:
         first to the last unfinished one; finished jobs in between notice that and end by themselves.
         """
         OmegaConf.save(self.config, self.folder / "multirun.yaml")
-        size = self.config.hydra.sweeper.max_batch_size or len(self.jobs)
+        most = self.config.hydra.sweeper.max_batch_size or -1
+        size = most if most > 0 else len(self.jobs)  # -1: all, as in Hydra
         in_turn = self.config.hydra.launcher._target_.endswith("BasicLauncher")
         began, num_run = time.monotonic(), 0
         for first in range(0, len(self.jobs), size):

@@ -105,6 +105,12 @@ def test_a_launcher_gives_the_same_numbers_and_continues(cluster, tmp_path, requ
     assert "2 jobs, 1 finished, 1 absent" in out or "2 jobs, 1 absent, 1 finished" in out  # gathered all the same
 
 
+def test_a_launcher_has_nothing_to_do_for_a_single_run(tmp_path):
+    needs("joblib")
+    succeeds("train", *SHORT, "cluster=joblib", "figures=[]", "out=run", at=tmp_path)
+    assert (tmp_path / "run" / "checkpoint.safetensors").exists()
+
+
 def test_a_search_finds_the_smallest_loss_of_its_trials(tmp_path):
     needs("optuna")
     words = ["-m", *SHORT, "search=optuna", "hydra.sweeper.n_trials=4", "optimizer.lr=tag(log,interval(1e-4,1e-1))"]

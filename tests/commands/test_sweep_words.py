@@ -2,7 +2,7 @@
 
 import pytest
 import yaml
-from command_line import refused, succeeds
+from command_line import SMALLEST, refused, succeeds
 
 from rankbench.commands.compose import as_keys
 from rankbench.commands.composition import initialised, parsed
@@ -30,6 +30,13 @@ def test_a_glob_stands_for_the_choices_of_a_group(tmp_path):
     assert models == sorted(models) == [name for name in plugins.choices("model") if name.startswith("san")]
     first = yaml.safe_load(succeeds("train", "-m", "model=glob(san*)", "--cfg", "job", at=tmp_path).out)
     assert first["model"]["name"] == models[0]
+
+
+def test_a_batch_of_minus_one_is_of_all_jobs_and_a_sweep_of_reports_makes_each(tmp_path, undrawn_here):
+    words = [*SMALLEST, "trainer.steps=0", "figures=[]", "hydra.sweeper.max_batch_size=-1", "seed=0,1", "out=o"]
+    assert "2 jobs, 2 finished" in succeeds("train", "-m", *words, at=tmp_path).out
+    succeeds("report", "-m", "runs=o", "plot.column=single,double", "out=reports", at=tmp_path)
+    assert len(list(tmp_path.glob("reports/*/report.html"))) == 2
 
 
 def test_several_tables_are_drawn_in_turn(tmp_path):
