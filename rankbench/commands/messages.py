@@ -42,8 +42,9 @@ def _unreadable_file(error: Exception) -> str | None:
     if isinstance(error, RecursionError):
         return "a YAML file leads back to itself, by its defaults or by an alias; take the circle out"
     paths = [frame.f_locals.get("full_path") for frame, _ in traceback.walk_tb(error.__traceback__)]
-    is_of_yaml = hasattr(error, "problem_mark") or isinstance(error, YAMLError | UnicodeDecodeError | OSError)
-    return plugins.unreadable(next(filter(None, paths)), error) if any(paths) and is_of_yaml else None
+    if not any(paths) or not isinstance(error, YAMLError | UnicodeDecodeError | OSError):
+        return None
+    return plugins.unreadable(next(filter(None, paths)), error)
 
 
 def _within_hydra(error: Exception) -> bool:
