@@ -30,8 +30,8 @@ def jacobian_norm(function: Callable[[Tensor], Tensor], x: Tensor, p: str, chunk
     """||J(x)||_p of any differentiable map from x (any shape) to a tensor of any shape.
 
     p = inf: every row, by reverse differentiation, `chunk` rows at a time. p = 2: exact SVD up to FULL_SVD_UP_TO rows
-    or columns, else Lanczos on products with J and J^T (a lower bound of the norm to its tolerance of 1e-10). nan if
-    the map or its derivatives overflow.
+    or columns, else Lanczos on products with J and J^T (a lower bound of the norm, to 1e-10 of it). nan if the map or
+    its derivatives overflow.
     """
     y, pull, *_ = torch.func.vjp(function, x)
     if not y.isfinite().all():
@@ -50,18 +50,21 @@ def jacobian_norm(function: Callable[[Tensor], Tensor], x: Tensor, p: str, chunk
 
 
 def _largest_singular_value(x: Tensor, y: Tensor, pull: Callable) -> float:
-    forward = _forward(pull, y)
+    def product(apply: Callable, like: Tensor, v: np.ndarray) -> np.ndarray:
+        (result,) = apply(torch.from_numpy(np.ascontiguousarray(v)).to(like).view_as(like))
+        return np.ldexp(result.flatten().cpu().numpy(), -exponent)
 
-    def product(apply: Callable, like: Tensor) -> Callable[[np.ndarray], np.ndarray]:
-        return lambda v: (
-            apply(torch.from_numpy(np.ascontiguousarray(v)).to(like).view_as(like))[0].flatten().cpu().numpy()
-        )
-
-    operator = scipy.sparse.linalg.LinearOperator(
-        (y.numel(), x.numel()), matvec=product(forward, x), rmatvec=product(pull, y), dtype=np.float64
-    )
-    start = np.random.default_rng(0).standard_normal(min(operator.shape))
-    return float(scipy.sparse.linalg.svds(operator, k=1, tol=1e-10, v0=start, return_singular_vectors=False)[0])
+    forward, exponent = functools.partial(product, _forward(pull, y), x), 0
+    size = np.abs(forward(np.random.default_rng(0).standard_normal(x.numel()))).max()
+    if not 0 < size < math.inf:  # a product with random numbers is 0 where J is
+        return 0.0 if size == 0 else math.nan
+    exponent = int(np.frexp(size)[1])  # Lanczos squares J, which would overflow, or vanish
+    backward, shape = functools.partial(product, pull, y), (y.numel(), x.numel())
+    operator = scipy.sparse.linalg.LinearOperator(shape, matvec=forward, rmatvec=backward, dtype=np.float64)
+    start = np.random.default_rng(0).standard_normal(min(shape))
+    # svds squares the tolerance. At 1e-10 it would be below eps, and ARPACK fails for multiples of the identity.
+    (largest,) = scipy.sparse.linalg.svds(operator, k=1, tol=1e-7, v0=start, return_singular_vectors=False)
+    return float(np.ldexp(largest, exponent))
 
 
 def _forward(pull: Callable, y: Tensor) -> Callable:

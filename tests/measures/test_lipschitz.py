@@ -151,6 +151,15 @@ def test_norms_of_jacobians_are_numpys(p, monkeypatch):
     assert jacobian_norm(attention, x_ND, p) == pytest.approx(wanted, rel=1e-8)
 
 
+@pytest.mark.parametrize("scale", [0.0, 1e-300, 1.0, 1e300])
+def test_the_norm_of_any_multiple_of_the_identity_by_lanczos(monkeypatch, scale):
+    """As of a block whose attention adds nothing to its skip, or of attention whose values are zero."""
+    monkeypatch.setattr(jacobian_ascent, "FULL_SVD_UP_TO", 2)
+    x_ND = 1e-3 * states(1, 1, 5, 4)[0]
+    assert jacobian_norm(lambda x_ND: scale * x_ND, x_ND, "2") == pytest.approx(scale, rel=1e-12, abs=0)
+    assert math.isnan(jacobian_norm(torch.sqrt, 0 * x_ND, "2"))  # as by the whole matrix
+
+
 # --- bounds hold ------------------------------------------------------------------------------------------------------
 
 SHAPES = st.tuples(st.integers(2, 7), st.integers(1, 3), st.integers(1, 3), st.integers(1, 3))
