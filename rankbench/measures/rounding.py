@@ -54,13 +54,13 @@ LARGE = 1 << 22  # numbers: noise for more of them is drawn a part at a time, be
 
 aten = torch.ops.aten
 PRODUCTS = {aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.mv, aten.dot, aten.addmv, aten.addbmm}
-PRODUCTS_IN_PLACE = {aten.addmm_: aten.addmm, aten.baddbmm_: aten.baddbmm, aten.addmv_: aten.addmv}
-COPIES = {aten.clone, aten.copy_, aten._unsafe_view, aten.cat, aten.stack, aten.embedding, aten.index, aten.gather}
+COPIES = {aten.clone, aten.copy, aten._unsafe_view, aten.cat, aten.stack, aten.embedding, aten.index, aten.gather}
 COPIES |= {aten.index_select, aten.constant_pad_nd, aten.where, aten.masked_fill, aten.repeat, aten.new_ones}
 COPIES |= {aten.ones_like, aten.full_like, aten.new_full, aten.sort, aten.triu, aten.tril, aten.flip, aten.roll}
+COPIES |= {aten.fill, aten.index_fill, aten.masked_select, aten.take}
 CHOICES = {aten.amax, aten.amin, aten.max, aten.min, aten.maximum, aten.minimum, aten.clamp, aten.clamp_min}
 CHOICES |= {aten.relu, aten.abs, aten.neg, aten.sign, aten.sgn, aten.argmax, aten.argmin, aten.topk}
-CHOICES |= {aten.searchsorted, aten.bucketize}
+CHOICES |= {aten.searchsorted, aten.bucketize, aten.clamp_max, aten.hardtanh}
 # an error of one rounding in a whole number would change its whole part by 1
 WHOLE_PARTS = {aten.floor, aten.ceil, aten.round, aten.trunc, aten.floor_divide, aten.remainder, aten.fmod}
 WITHOUT_ROUNDING = COPIES | CHOICES | WHOLE_PARTS
@@ -90,10 +90,13 @@ class RandomRounding(TorchDispatchMode):
         kwargs = kwargs or {}
         if isinstance(operation, HigherOrderOperator):
             return self._round_(operation(*self._rounded(args), **kwargs))
-        family = operation.overloadpacket
+        packet = operation.overloadpacket
+        family = packet
+        if operation.namespace == "aten":  # of x.relu_() as of x.relu()
+            family = getattr(aten, packet.__name__.removesuffix("_"), packet)
         if "out" in kwargs:  # the same operation without `out`, whose result is then stored there
             with self:
-                result = family(*args, **{name: value for name, value in kwargs.items() if name != "out"})
+                result = packet(*args, **{name: value for name, value in kwargs.items() if name != "out"})
             return kwargs["out"].copy_(result)
         if operation.is_view or family in WITHOUT_ROUNDING or kwargs.get("rounding_mode") is not None:
             return operation(*args, **kwargs)
@@ -104,14 +107,12 @@ class RandomRounding(TorchDispatchMode):
             result = operation(*args, **kwargs)
             is_coarser = _is_float(result) and torch.finfo(result.dtype).eps > torch.finfo(args[0].dtype).eps
             return self._round_(result) if is_coarser else result
-        if family in PRODUCTS:
-            result, size = operation(*args, **kwargs), operation(*map(_size, args), **kwargs)
+        if family in PRODUCTS:  # sizes of the terms, before the result takes the place of one
+            size = family(*map(_size, args), **{name: abs(factor) for name, factor in kwargs.items()})
+            result = operation(*args, **kwargs)
             return result if _is_whole(size) else self._add_noise_(result, size)
         if family is aten.gelu:
             return self._add_noise_(operation(*args, **kwargs), inputs[0])
-        if operation._schema.is_mutable and (product := PRODUCTS_IN_PLACE.get(family)) is not None:
-            size = product(*map(_size, args), **kwargs)  # of the terms, before the result takes the place of one
-            return self._add_noise_(operation(*args, **kwargs), size)
         if torch.Tag.pointwise not in operation.tags:
             kept = 1 if operation._schema.is_mutable else 0  # the operation must change its argument itself, not a copy
             args = (*args[:kept], *self._rounded(args[kept:]))

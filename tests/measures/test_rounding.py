@@ -49,6 +49,8 @@ CANCELLING = torch.tensor([[3.25, -3.25]]).double(), torch.ones(2, 1).double()  
         (torch.bmm, [x[None] for x in CANCELLING], 6.5),
         (torch.addmm, (-6.25 * ONE[0], 2 * ONE, 3.25 * ONE), 12.75),  # -6.25 + 2 * 3.25
         (F.linear, (2 * ONE, 3.25 * ONE, -6.25 * ONE[0]), 12.75),
+        (lambda c, a, b: torch.addmm(c, a, b, alpha=-2.0), (6.25 * ONE, 2 * ONE, 3.25 * ONE), 19.25),
+        (lambda c, a, b: c.clone().addmm_(a, b, alpha=-1.0), (6.25 * ONE, 2 * ONE, 3.25 * ONE), 12.75),
         (torch.mul, (2.5 * ONE, 3 * ONE), 7.5),
         (torch.exp, (ONE,), np.e),
         (F.gelu, (-8 * ONE,), 8),  # gelu(-8) is 5e-15: 1 + erf cancels
@@ -68,6 +70,14 @@ def test_a_sum_that_cancels_is_off_by_eps_of_its_terms():
     assert 2 * EPS < draws(torch.sum, x).abs().max() < 8.1 * EPS  # 3.25 eps of each, to the nearest float64: 4
 
 
+def test_an_operation_of_another_library_is_not_the_one_of_torch_with_its_name():
+    library = torch.library.Library("rankbench_tests", "FRAGMENT")
+    library.define("mm(Tensor a, Tensor b, bool transposed) -> Tensor")
+    library.impl("mm", lambda a, b, transposed: a @ b.T if transposed else a @ b, "CompositeExplicitAutograd")
+    x = torch.rand(2, 3, generator=generator(0))
+    torch.testing.assert_close(noisy(torch.ops.rankbench_tests.mm, x, x, True), x @ x.T)
+
+
 @pytest.mark.parametrize(
     "operation",
     [
@@ -77,6 +87,8 @@ def test_a_sum_that_cancels_is_off_by_eps_of_its_terms():
         lambda x: F.embedding(torch.tensor([1, 0]), x),
         *(lambda x: x // 1, lambda x: x % 1, torch.floor, torch.round, torch.sign, lambda x: x.topk(1, 0).values),
         *(lambda x: torch.div(x, 1, rounding_mode="floor"), lambda x: x.long()),
+        *(lambda x: F.relu(x.clone(), inplace=True), lambda x: x.clone().masked_fill_(x > 0, 0.3)),
+        *(lambda x: x.clone().clamp_(-0.3, 0.3), lambda x: x.clamp(max=0.3), F.relu6, lambda x: x[x > 0]),
     ],
 )
 def test_what_involves_no_rounding_stays(operation):
@@ -91,6 +103,7 @@ def test_what_involves_no_rounding_stays(operation):
         lambda x: torch.histc(x, 4, 0, 3),
         lambda x: F.one_hot(x.long(), 4).double().sum(0),
         lambda x: x.new_ones(1, len(x)) @ F.one_hot(x.long(), 4).double(),
+        lambda x: x.new_zeros(1, 4).addmm_(x.new_ones(1, len(x)), F.one_hot(x.long(), 4).double()),
         lambda x: torch.zeros_like(x[:4]).index_add_(0, x.long(), torch.ones_like(x)).cumsum(0),
     ],
 )
