@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from rankbench.judging.claim import BROKEN, CLAIMS, FAILED, HELD, NOTHING, PASSED, UNDECIDED, paper_of
-from rankbench.judging.verdict import is_number, over_text, published_text, verdict_line
+from rankbench.judging.verdict import is_number, outcome_and_name, over_text, published_text, verdict_line
 from rankbench.runs.intervals import LEVEL, holm
 
 PARTLY = "partly held"
@@ -168,10 +168,10 @@ def table_of(statements: list[dict[str, Any]]) -> pd.DataFrame:
 
 def statement_line(statement: dict[str, Any]) -> str:
     """A statement as one line for a terminal."""
-    (setting, *others), numbers = statement["settings"], f"{statement['reading']}{published_text(statement)}"
-    name = f"{'check ' if statement['kind'] == 'check' else ''}{statement['claim']}"
-    if not others:
-        if not (numbers := _in_words(setting)):
-            return verdict_line(setting)
-        numbers += f", {'the worst of ' if setting['interval'] == 'worst' else ''}{over_text(setting)}"
-    return f"{statement['outcome']:<9} {name}: {numbers} - {statement['source']}"
+    setting, *others = statement["settings"]
+    if others:
+        numbers = f"{statement['reading']}{published_text(statement)}"
+        return f"{outcome_and_name(statement)}: {numbers} - {statement['source']}"
+    words = _in_words(setting)
+    over = f"{'the worst of ' if setting['interval'] == 'worst' else ''}{over_text(setting)}"
+    return verdict_line(setting, words and f"{words}, {over}")

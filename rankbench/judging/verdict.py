@@ -309,13 +309,17 @@ def _side_of(claim: Claim, low: float, high: float) -> str:
     return HELD if inside else FAILED if outside else UNDECIDED
 
 
-def verdict_line(verdict: dict) -> str:
-    """A verdict as one line for a terminal."""
+def verdict_line(verdict: dict, numbers: str = "") -> str:
+    """A verdict as one line for a terminal. numbers: words for its numbers; empty: measured, claimed and published."""
     where = f" [{verdict['where']}]" if verdict["where"] else ""
     why = f" ({verdict['reason']})" if verdict["reason"] else ""
-    name = f"{'check ' if verdict['kind'] == 'check' else ''}{verdict['claim']}"
-    judged = f"{measured_text(verdict)}, claimed {verdict['claimed']}{published_text(verdict)}{why}"
-    return f"{verdict['outcome']:<9} {name}{where}: {judged} - {verdict['source']}"
+    numbers = numbers or f"{measured_text(verdict)}, claimed {verdict['claimed']}{published_text(verdict)}"
+    return f"{outcome_and_name(verdict)}{where}: {numbers}{why} - {verdict['source']}"
+
+
+def outcome_and_name(row: dict) -> str:
+    """How the line of a verdict, or of a statement, begins."""
+    return f"{row['outcome']:<9} {'check ' if row['kind'] == 'check' else ''}{row['claim']}"
 
 
 def is_number(value: float | None) -> bool:

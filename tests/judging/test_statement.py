@@ -67,6 +67,10 @@ def test_a_logarithm_reads_as_the_number_itself():
     words = "paths and output differ by 2.2e-14 of the output (threshold 1e-10)"
     line = statement_line(statement(row))
     assert line == f"passed    check paths_sum_to_output: {words}, the worst of 5 seeds - {row['source']}"
+    untrained = row | {"where": "s=a", "outcome": "undecided", "reason": "the network has not learned its task"}
+    line = statement_line(statement(untrained))
+    named = f"undecided check paths_sum_to_output [s=a]: {words}, the worst of 5 seeds"
+    assert line == f"{named} (the network has not learned its task) - {row['source']}"
     both = statement(row | {"where": "s=a"}, row | {"where": "s=b", "measured": -15.0})
     assert both["reading"] == f"passed in both settings; the closest is s=a, {words}"
     assert "not measured" in statement_line(statement(row | {"measured": math.nan, "outcome": "undecided"}))
