@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from rankbench.judging.claim import Claim, Control, NotMeasurable, above, looked_up
+from rankbench.judging.claim import Claim, Control, above, looked_up, require
 
 LOWER, ASCENTS = "kind == 'lower_bound'", "quantity == 'ascent'"  # rows that controls set
 MAP = ["seed", "weights", "part", "layer", "tokens", "p"]
@@ -29,8 +29,7 @@ def smallest_slack(rows: pd.DataFrame, quantity: str) -> float:
     """Smallest ratio of this bound to the largest Jacobian norm measured of the same map."""
     largest_norm = rows[rows.kind == "lower_bound"].groupby(MAP).value.agg(lambda of: of.max(skipna=False))
     both = pd.concat({"bound": upper(rows, quantity), "norm": largest_norm}, axis=1, join="inner")
-    if both.empty:
-        raise NotMeasurable("no Jacobian norm was measured where there is this bound")
+    require(not both.empty, "no Jacobian norm was measured where there is this bound")
     return (both.bound / both.norm).min(skipna=False)
 
 

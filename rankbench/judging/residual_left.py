@@ -10,7 +10,7 @@ from functools import partial
 
 import pandas as pd
 
-from rankbench.judging.claim import AtMost, Claim, NotMeasurable, above, looked_up, of_any_weights, require
+from rankbench.judging.claim import AtMost, Claim, above, looked_up, of_any_weights, require
 from rankbench.judging.sweeps import at_one_end, in_order, log10_of
 from rankbench.runs.tables import last_of_layer
 
@@ -40,8 +40,7 @@ def log10_kept(rows: pd.DataFrame, variant: str) -> float:
 def of_variant(rows: pd.DataFrame, variant: str) -> pd.DataFrame:
     """Rows of a variant by layer."""
     by_layer = rows[rows.variant == variant].sort_values("layer")
-    if by_layer.empty:
-        raise NotMeasurable(f"the table has no variant {variant}")
+    require(not by_layer.empty, f"the table has no variant {variant}")
     return by_layer
 
 
@@ -53,16 +52,15 @@ def of_embedding(rows: pd.DataFrame, column: str) -> pd.Series:
 
 def layers_ahead(first: float, second: float) -> float:
     """Number of layers by which the first collapse is ahead of the second, from the log10 shares that they leave."""
-    if not (first < 0 and second < 0):
-        raise NotMeasurable("there is no collapse to compare: the relative residual has not fallen")
+    require(first < 0 and second < 0, "there is no collapse to compare: the relative residual has not fallen")
     check_no_overflow(first, second)
     return math.log(first / second, 3)
 
 
 def check_no_overflow(*log10_shares: float) -> None:
     """Raise NotMeasurable for a share whose logarithm float64 does not hold."""
-    if any(math.isinf(share) for share in log10_shares):
-        raise NotMeasurable("the logarithm of what is left overflows in float64: use fewer layers")
+    overflows = any(map(math.isinf, log10_shares))
+    require(not overflows, "the logarithm of what is left overflows in float64: use fewer layers")
 
 
 def kept_followed(rows: pd.DataFrame) -> float:
@@ -80,8 +78,7 @@ def kept_measured(rows: pd.DataFrame) -> float:
     kept = last.relative_residual / first.relative_residual
     if not last.below_floor:
         return kept
-    if not last.residual > 0:
-        raise NotMeasurable("rounding has left nothing of the residual")
+    require(last.residual > 0, "rounding has left nothing of the residual")
     return AtMost(kept * max(1.0, last.noise_floor / last.residual))
 
 
@@ -90,8 +87,7 @@ def ends(rows: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
     states = last_of_layer(rows[rows.variant == "full"])
     require(not states.empty, "the table has no variant full")
     first, last = (states[states.layer == layer].iloc[0] for layer in (0, states.layer.max()))
-    if not math.isfinite(last.relative_residual):
-        raise NotMeasurable("the tokens after the last layer are all zero")
+    require(math.isfinite(last.relative_residual), "the tokens after the last layer are all zero")
     return first, last
 
 

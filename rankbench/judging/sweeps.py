@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from rankbench.judging.claim import AtMost, Control, NotMeasurable, Threshold
+from rankbench.judging.claim import AtMost, Control, Threshold, require
 
 # Kendall's correlation from which a sweep counts as a trend: at least three pairs in four are in the claimed order.
 MOSTLY = 0.5
@@ -21,9 +21,8 @@ TENTH_MORE = math.log10(1.1)
 def rows_by_value(rows: pd.DataFrame, key: str, fewest: int = 1) -> dict[Any, pd.DataFrame]:
     """Rows of each value of a swept key, in increasing order; words in alphabetical order. fewest: values that the
     sweep must have."""
-    if key not in rows or rows[key].nunique() < fewest:
-        of_values = f" of {fewest} values or more" if fewest > 1 else ""
-        raise NotMeasurable(f"this needs a sweep over {key}{of_values}")
+    of_values = f" of {fewest} values or more" if fewest > 1 else ""
+    require(key in rows and rows[key].nunique() >= fewest, f"this needs a sweep over {key}{of_values}")
     try:
         values = rows[key].astype(float)
     except ValueError:
@@ -34,8 +33,7 @@ def rows_by_value(rows: pd.DataFrame, key: str, fewest: int = 1) -> dict[Any, pd
 def rows_at(rows: pd.DataFrame, key: str, value: str) -> pd.DataFrame:
     """Rows of one value of a swept key."""
     by_value = rows_by_value(rows, key)
-    if value not in by_value:
-        raise NotMeasurable(f"the sweep has no {key}={value}")
+    require(value in by_value, f"the sweep has no {key}={value}")
     return by_value[value]
 
 
@@ -63,8 +61,8 @@ def trend(rows: pd.DataFrame, key: str, measure: Callable[[pd.DataFrame], float]
     numbers = {value: measure(of_value) for value, of_value in by_value.items()}
     hidden = [number for number in numbers.values() if isinstance(number, AtMost)]
     seen = [number for number in numbers.values() if not isinstance(number, AtMost)]
-    if len(hidden) > 1 or (hidden and hidden[0] >= min(seen)):
-        raise NotMeasurable(f"rounding hides what is left at {len(hidden)} of {len(numbers)} values of {key}")
+    is_ranked = not hidden or (len(hidden) == 1 and hidden[0] < min(seen))
+    require(is_ranked, f"rounding hides what is left at {len(hidden)} of {len(numbers)} values of {key}")
     return rank_correlation(list(numbers.values()), TENTH_MORE)
 
 

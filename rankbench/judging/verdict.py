@@ -60,13 +60,13 @@ def judge(name: str, table: pd.DataFrame, facet: Facet = None) -> list[dict]:
 
     Rows that the claim is not about are skipped. If that leaves nothing, the only verdict says so.
     """
-    claim = CLAIMS[name]
+    claim, keys = CLAIMS[name], [facet] if isinstance(facet, str) else [*(facet or ())]
     if "view" in table:  # claims about residuals are about all tokens
         table = table[table.view == "all"]
     try:
         verdicts = [
-            _verdict(name, claim, rows, where, _controlled(claim, rows, _keys(facet)))
-            for where, rows in _settings(claim, table, facet)
+            _verdict(name, claim, rows, where, _controlled(claim, rows, keys))
+            for where, rows in _settings(claim, table, keys)
             if claim.applies(rows)
         ]
     except Exception as error:
@@ -79,18 +79,14 @@ def judge(name: str, table: pd.DataFrame, facet: Facet = None) -> list[dict]:
     return verdicts or [_verdict(name, claim, table, "", Judgement(UNDECIDED, reason=NOTHING))]
 
 
-def _settings(claim: Claim, table: pd.DataFrame, facet: Facet) -> Iterator[tuple[str, pd.DataFrame]]:
-    axes = [*(key for key in _keys(facet) if not claim.across and key != claim.along), *claim.by]
+def _settings(claim: Claim, table: pd.DataFrame, swept_keys: list[str]) -> Iterator[tuple[str, pd.DataFrame]]:
+    axes = [*(key for key in swept_keys if not claim.across and key != claim.along), *claim.by]
     if not axes:
         yield "", table
         return
     for values, rows in table.groupby(axes, sort=False, dropna=False):
         known = [(axis, value) for axis, value in zip(axes, values, strict=True) if not pd.isna(value)]
         yield ", ".join(f"{axis}={_setting_text(value)}" for axis, value in known), rows
-
-
-def _keys(facet: Facet) -> list[str]:
-    return [facet] if isinstance(facet, str) else [*(facet or ())]
 
 
 def _setting_text(value: object) -> str:
