@@ -21,8 +21,9 @@ from rankbench.tape.touch import hidden_in, seen_keys
 log = logging.getLogger(__name__)
 
 SEQUENCES_AT_A_TIME = 8
-# Names in wide use, and whether true means present; weights of attention, where they hide tokens, decide first.
-KNOWN_MASKS = {"attention_mask": True, "src_key_padding_mask": False, "key_padding_mask": False, "padding_mask": False}
+# Names in wide use, and what true means; weights of attention, where they hide tokens, decide first.
+KNOWN_MASKS = dict.fromkeys(("src_key_padding_mask", "key_padding_mask", "padding_mask"), "absent")
+KNOWN_MASKS |= {"attention_mask": "present"}
 
 
 def with_lengths(
@@ -38,35 +39,34 @@ def with_lengths(
     example = replace(example, main_input=main)
     if example.lengths_B is not None:
         return example, "lengths given with the inputs"
+    names = [x.name for x in reading.inputs if len(x.shape) == 2 and not x.is_touched]
     if asked is not None:
         kind, _, name = asked.partition(":")
-        names = [x.name for x in reading.inputs if len(x.shape) == 2 and not x.is_touched]
         if kind not in ("present", "absent") or name not in names:
             raise ConfigError(
                 f"mask={asked}: give present:<name> or absent:<name>, which says what true means; inputs of shape "
                 f"(sequences, tokens) are {', '.join(names) or 'none'}"
             )
         masked = heads[-1].keys_of if main is None else main
-        return _by_mask(example, reading, name, kind == "present", masked), asked
+        return _by_mask(example, reading, asked, masked), asked
     # the keys of others are those of a window
     heads = tuple(call for call in heads if call.hidden_RM is not None and len(call.hidden_RM) == few.num_sequences)
     numbers = {call.keys_of for call in heads}
     hidden = {number: hidden_BM for number in numbers if (hidden_BM := _hidden(heads, number, few)) is not None}
     said = []
     for number, hidden_BM in hidden.items():
-        mask = _explaining(hidden_BM, few, reading)
-        if mask is not None:
-            example = _by_mask(example, reading, *mask, number, hidden_BM.shape[1])
-            said.append(f"{'present' if mask[1] else 'absent'}:{mask[0]}")
+        if (mask := _explaining(hidden_BM, few, reading)) is not None:
+            example = _by_mask(example, reading, mask, number, hidden_BM.shape[1])
+            said.append(mask)
     unexplained = {number for number in hidden if number not in example.padding}
     if unexplained:
         example = _by_weights(module, example, reading, heads, unexplained)
         said.append("keys to which no query gives weight")
     if main not in hidden:
-        known = [x.name for x in reading.inputs if x.name in KNOWN_MASKS and not x.is_touched and len(x.shape) == 2]
+        known = [f"{KNOWN_MASKS[name]}:{name}" for name in names if name in KNOWN_MASKS]
         if len(known) == 1 and sum(x.is_touched for x in reading.inputs) <= 1 and main is not None:
-            example = _by_mask(example, reading, known[0], KNOWN_MASKS[known[0]], main)
-            said.append(f"{'present' if KNOWN_MASKS[known[0]] else 'absent'}:{known[0]}")
+            example = _by_mask(example, reading, known[0], main)
+            said += known
         elif not example.padding:
             _warn_of_padding(module, example)
     return example, ", ".join(dict.fromkeys(said))
@@ -102,24 +102,23 @@ def _is_in_a_mask(hidden_BM: Tensor, few: Example) -> bool:
     return False
 
 
-def _explaining(hidden_BM: Tensor, few: Example, reading: Reading) -> tuple[str, bool] | None:
-    """The input that says of each key whether it is hidden: its name, and whether true means present."""
+def _explaining(hidden_BM: Tensor, few: Example, reading: Reading) -> str | None:
+    """The input that says of each key whether it is hidden, as present:<name> or absent:<name>."""
     for read_input, x in zip(reading.inputs, few.tensors, strict=True):
         if read_input.is_touched or x.dim() != 2 or len(x) != len(hidden_BM) or x.shape[1] > hidden_BM.shape[1]:
             continue
         tail_BM = hidden_BM[:, hidden_BM.shape[1] - x.shape[1] :]
-        for is_present in (True, False):
-            if torch.equal(tail_BM, (x == 0) if is_present else (x != 0)):
-                return read_input.name, is_present
+        for kind, hides in (("present", x == 0), ("absent", x != 0)):
+            if torch.equal(tail_BM, hides):
+                return f"{kind}:{read_input.name}"
     return None
 
 
-def _by_mask(
-    example: Example, reading: Reading, name: str, is_present: bool, number: int | None, width: int | None = None
-) -> Example:
+def _by_mask(example: Example, reading: Reading, mask: str, number: int | None, width: int | None = None) -> Example:
     """The example with lengths of an input's tokens from a mask; out of `width`, if tokens come before them."""
+    kind, _, name = mask.partition(":")
     x = example.tensors[[x.name for x in reading.inputs].index(name)]
-    present_BN = (x != 0) if is_present else (x == 0)
+    present_BN = (x != 0) if kind == "present" else (x == 0)
     more = 0 if width is None else width - x.shape[1]
     return _padded(example, number, torch.nn.functional.pad(present_BN, (more, 0), value=True), name)
 
