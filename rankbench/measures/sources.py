@@ -5,6 +5,7 @@ an operation adds.
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -51,9 +52,12 @@ def _largest_singular_value(slope: Tensor, block_axes: int) -> Tensor:
     exact to rounding for the largest, in a fraction of an SVD's time."""
     if block_axes == slope.dim() - 1:
         return slope.norm(dim=-1)
-    matrices = slope.flatten(block_axes, -2)
+    scale = torch.frexp(slope.abs().amax()).exponent.to(slope).exp2()  # so that squares neither overflow nor vanish
+    matrices = slope.flatten(block_axes, -2) / scale
     gram = matrices @ matrices.mT if matrices.shape[-2] <= matrices.shape[-1] else matrices.mT @ matrices
-    return torch.linalg.eigvalsh(gram)[..., -1].clamp(min=0).sqrt()
+    if not gram.isfinite().all():
+        return slope.new_full(slope.shape[:block_axes], math.inf)
+    return torch.linalg.eigvalsh(gram)[..., -1].clamp(min=0).sqrt() * scale
 
 
 def diagonal(weights: Tensor, seen_NM: Tensor | None = None) -> Tensor:

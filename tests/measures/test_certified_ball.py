@@ -20,6 +20,7 @@ from rankbench.measures import certified_ball, jacobian_changes
 from rankbench.measures.certified_ball import BallBound, CertifiedBall, check_covered, on_balls, state_of
 from rankbench.measures.jacobian_ascent import ascend_on_balls, jacobian_norm
 from rankbench.measures.jacobian_changes import Reach
+from rankbench.measures.sources import Value, Watched
 
 ROUNDING = 1 + 1e-10  # what a true bound may be missed by, by rounding alone
 RADII = [0.003, 0.01, 0.03, 0.1, 0.3, 1.0]
@@ -53,6 +54,22 @@ def test_without_a_radius_it_is_the_norm_of_the_jacobian(random_network, changes
     exact = jacobian_norm(lambda x_ND: state_of(network, x_ND[None])[0], x_ND, "2")
     (small,) = CertifiedBall(network, x_ND).bounds([1e-13])
     assert small.bound == pytest.approx(exact, rel=1e-9)
+
+
+@pytest.mark.parametrize("size", [1e-200, 1e200])
+def test_it_is_that_norm_also_where_squares_vanish_or_overflow(random_network, size):
+    network, batch = random_network(1, seed=1, norm="none", skip=False, mlp=False)
+    network.attentions[1].out.weight *= size
+    x_ND = network.embed(batch.inputs)[0]
+    exact = jacobian_norm(lambda x_ND: state_of(network, x_ND[None])[0], x_ND, "2")
+    (small,) = CertifiedBall(network, x_ND).bounds([1e-13])
+    assert small.bound == pytest.approx(exact, rel=1e-9, abs=0) and abs(math.log10(exact / size)) < 3
+
+
+def test_derivatives_that_overflow_have_no_norm():
+    x_ND = torch.ones(2, 3, dtype=torch.float64)
+    overflown = Value(x_ND, {0: torch.full((2, 3, 6), math.inf, dtype=torch.float64)})
+    assert Watched.of(overflown, 0).norms.tolist() == [math.inf]
 
 
 @pytest.mark.parametrize("changes", NETWORKS[:3], ids=str)
