@@ -195,10 +195,10 @@ def per_length(
     compute: Callable[[Tensor], dict[str, Tensor]], x_BND: Tensor, lengths_B: Tensor | None
 ) -> dict[str, Tensor]:
     """Run `compute` on the sequences of each length separately, with their absent tokens, which come last, cut off.
-    lengths_B: number of tokens that are present; None: all."""
+    lengths_B: number of tokens that are present; None: all. Sequences without a token have nan."""
     if lengths_B is None:
         return compute(x_BND)
-    return per_kind(lambda rows, length: compute(x_BND[rows, :length]), lengths_B[:, None])
+    return per_kind(lambda rows, length: compute(x_BND[rows, :length]) if length else {}, lengths_B[:, None])
 
 
 def value_per_length(measure: Callable[[Tensor], Tensor], x_BND: Tensor, lengths_B: Tensor | None) -> Tensor:

@@ -89,6 +89,15 @@ def test_rows_of_absent_queries_hide_no_padding(sees, lengths, tmp_path):
     assert residual == pytest.approx(residual_of(module.states, lengths), rel=1e-12)
 
 
+def test_a_sequence_whose_tokens_are_all_hidden_enters_no_mean(tmp_path):
+    module, mask = made(Texts), PRESENT.clone()
+    mask[3] = 0
+    kept = torch.tensor([0, 1, 2, 4])
+    said, residual, _ = measured(module, {"ids": IDS, "mask": mask}, tmp_path)
+    assert said == "33 of 45 tokens count, by present:mask"
+    assert residual == pytest.approx(residual_of(module.states[kept], LENGTHS[kept]), rel=1e-12)
+
+
 @pytest.mark.parametrize("order", [[0, 1, 2, 3, 4, 5], [2, 3, 4, 0, 1, 5]])
 @pytest.mark.parametrize("kind", ["lengths", "mask of four axes"])
 def test_padding_is_found_in_any_order_of_the_sequences(kind, order, tmp_path):
