@@ -13,11 +13,10 @@ from rankbench.judging.verdict import (
     number_text,
     of_today,
     over_text,
-    published_text,
     verdict_line,
 )
 
 __all__ = ["CLAIMS", "NOT_JUDGED", "OUTCOMES", "PAPERS", "SECOND_SEED", "Claim", "Facet", "beside_second", "by_paper"]
 __all__ += ["figures_published", "grouped", "is_number", "is_outdated", "judge", "measured_text", "number_text"]
-__all__ += ["of_today", "over_text", "published", "published_text", "statement_line", "statements_of", "table_of"]
+__all__ += ["of_today", "over_text", "published", "statement_line", "statements_of", "table_of"]
 __all__ += ["verdict_line", "with_holm"]

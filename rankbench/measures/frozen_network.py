@@ -307,8 +307,7 @@ def sums_through_heads(network: FrozenNetwork) -> Tensor:
         by_choice = [network.step(all_1BND, layer, choice, everything) for choice in range(heads + 1)]
         if layer:
             through_TBND = network.all_choices(through_TBND, layer)
-        total: Any = sum(by_choice)
-        through_TBND, all_1BND = torch.cat([through_TBND, *by_choice[1:]]), total
+        through_TBND, all_1BND = torch.cat([through_TBND, *by_choice[1:]]), functools.reduce(Tensor.add, by_choice)
     return network.finish(through_TBND, everything).unflatten(0, (len(network.layers), heads))
 
 

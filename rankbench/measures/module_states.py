@@ -11,6 +11,7 @@ Shapes: B sequence, N token, D width.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatch
 from itertools import pairwise
 from typing import NamedTuple
@@ -25,7 +26,6 @@ from rankbench.measures.token_views import View
 from rankbench.model.modules import Example
 from rankbench.model.network import WithLayerStates
 from rankbench.tape import Sums, Tape
-from rankbench.tape.calls import named_tensors
 from rankbench.tape.following import first_state, following
 from rankbench.tape.reading import Axes, ReadCall, State
 from rankbench.tape.tags import Visit
@@ -172,19 +172,11 @@ class LayerState(NamedTuple):
 def layer_states(read: ReadModule) -> list[LayerState]:
     """The state after each layer, in order; ConfigError if there are no layers."""
     if isinstance(read.module, WithLayerStates):
-        returned = [x for x in read.reading.outputs if x.name != read.target.name]
-        return [
-            LayerState(f"state after layer {number}", _picks(x.name), axes_or_default(x.axes, len(x.shape), None))
-            for number, x in enumerate(returned, 1)
-        ]
+        returned = [replace(read, target=x) for x in read.reading.outputs if x.name != read.target.name]
+        return [LayerState(f"state after layer {number}", x.choose, x.axes) for number, x in enumerate(returned, 1)]
     layers = layers_of(read)
     named = [f"result of {run.name}{f', run {run.time + 1}' if run.time else ''}" for run in layers]
     return [LayerState(*layer) for layer in zip(named, layers, axes_of_layers(read, layers), strict=True)]
-
-
-def _picks(name: str) -> Callable[[object], Tensor]:
-    """The tensor of this name, out of what a module returned."""
-    return lambda output: dict(named_tensors(output))[name]
 
 
 @torch.no_grad()
