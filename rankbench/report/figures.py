@@ -123,11 +123,12 @@ def draw_study(
         rows = runs.dropna(subset=[other, last])
         if rows.empty:
             continue
-        name = f"{last}_by_{other}".replace(".", "_")
+        name, series = f"{last}_by_{other}".replace(".", "_"), figure_keys(rows, keys, chosen)[1]
+        rows = _without_gaps(rows, keys)
         panels = rows.groupby(chosen.facet) if chosen.facet else [("", rows)]
         by_panel = {panel: rank_correlations(part, other, last, keys) for panel, part in panels}
         correlations += [{"x": other, "y": last, "panel": panel} | row for panel in by_panel for row in by_panel[panel]]
-        figure = draw_scatter(rows, other, last, keys, by_panel, figure_keys(rows, keys, chosen)[1], chosen.facet)
+        figure = draw_scatter(rows, other, last, keys, by_panel, series, chosen.facet)
         kinds = [OVER[kind] for kind in OVER if any(row["over"] == kind for of in by_panel.values() for row in of)]
         caption = (
             f"{column_in_words(last)} against {column_in_words(other)}, a mark for each configuration, as means over "
@@ -154,10 +155,10 @@ def draw_differences_in_parts(table: pd.DataFrame, where: str, how: Drawing) -> 
     return _saved([(draw_differences(part), about, caption) for part in parts], "differences", how, where)
 
 
-def _without_gaps(seeds: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
-    """Fill keys that some runs lack with the word `none`, so that these runs have a panel, too."""
-    gaps = [key for key in keys if seeds[key].isna().any()]
-    return seeds.assign(**{key: seeds[key].map(plots.tick, na_action="ignore").fillna("none") for key in gaps})
+def _without_gaps(table: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    """Fill keys that some runs lack with the word `none`, so that these runs have a line or a panel, too."""
+    gaps = [key for key in keys if table[key].isna().any()]
+    return table.assign(**{key: table[key].map(plots.tick, na_action="ignore").fillna("none") for key in gaps})
 
 
 def draw_tables(tables: dict[str, pd.DataFrame], keys: list[str], how: Drawing) -> dict[str, str]:
@@ -169,7 +170,8 @@ def draw_tables(tables: dict[str, pd.DataFrame], keys: list[str], how: Drawing) 
     """
     captions = {}
     places = how.chosen.x, how.chosen.series, how.chosen.facet
-    for name, table in tables.items():
+    for name, gathered in tables.items():
+        table = _without_gaps(gathered, keys)
         if name in ANALYSES and (figure := ANALYSES[name].figure) is not None:
             kind = ANALYSES[name]
             pages = pages_of_analysis(table, keys, *places, kind.lines, kind.drawn_apart, kind.most_panels)
@@ -229,8 +231,13 @@ def drawable(path: Path, chosen: StudyKeys) -> tuple[str, pd.DataFrame, list[str
     drawn = {"sweep", *FIGURES, *(name for name, analysis in ANALYSES.items() if analysis.figure is not None)}
     named = [path.stem] if path.stem in (*ANALYSES, *drawn) else _fitting(table)
     if not studied and (len(named) != 1 or named[0] not in drawn):
-        number = table.select_dtypes("number").columns.difference(RUN_COLUMNS, sort=False)[-1]
-        raise ConfigError(f"table={path}: has no figure of its own; choose a column, as in report.value={number}")
+        numbers = table.select_dtypes("number").columns.difference(RUN_COLUMNS, sort=False)
+        instead = (
+            f"choose a column, as in report.value={numbers[-1]}"
+            if len(numbers)
+            else "it has no column of numbers either"
+        )
+        raise ConfigError(f"table={path}: has no figure of its own; {instead}")
     return named[0] if named else "", table, keys, studied
 
 

@@ -93,7 +93,7 @@ def _written(job: Path) -> tuple[bool, int]:
 def _number(job: Path) -> tuple[int, str]:
     """Sort key for jobs by number: 2 before 10."""
     number = job.name.partition("_")[0]
-    return (int(number) if number.isdigit() else -1, job.name)
+    return (int(number) if number.isdecimal() else -1, job.name)
 
 
 def status_of(job: Path) -> str:

@@ -42,6 +42,8 @@ def check_words(chosen: StudyKeys, columns: dict[str, list[str]]) -> None:
 
     columns: those of each table, and those of the final numbers under an empty name. No table need be read for that.
     """
+    if chosen.x == "seed":
+        raise ConfigError("report.x=seed: seeds are averaged over; report.series=seed draws a line for each of them")
     if not chosen.value:
         if chosen.where:
             raise ConfigError(f"report.where={chosen.where}: chooses rows for report.value, which is empty")
@@ -83,8 +85,10 @@ def studied_columns(
     final = final[is_done(final)] if "status" in final else final
     sources = {value: tables[name] if (name := table_of(value, final)) else final for value in chosen.value}
     for value, source in sources.items():
-        if not pd.api.types.is_numeric_dtype(source[column_of(source, value)]):
-            raise ConfigError(f"report.value={value}: a column of words; give one of numbers")
+        column = column_of(source, value)
+        if column == "seed" or not pd.api.types.is_numeric_dtype(source[column]):
+            of = "seeds, which are averaged over" if column == "seed" else "words"
+            raise ConfigError(f"report.value={value}: a column of {of}; give one of numbers")
     if len(sources) > 1 and (axes := axes_of(chosen, keys, *sources.values())):
         raise ConfigError(
             f"report.value=[{','.join(sources)}]: compared run by run, and {axes[0]} has several rows for each run; "
@@ -135,7 +139,10 @@ def conditions_of(
     for column, equals, value in words:
         if not (column and equals and value):
             raise ConfigError(f"{name}={text}: not understood; give {noun}=value,{noun}=value, as in {example}")
-    return {column: value for column, _, value in words}
+    conditions = {column: value for column, _, value in words}
+    if len(conditions) < len(words):
+        raise ConfigError(f"{name}={text}: names a {noun} twice; give each of them once")
+    return conditions
 
 
 def values_of(table: pd.DataFrame, value: str, where: str | None, axes: list[str]) -> pd.DataFrame:

@@ -341,6 +341,7 @@ def test_runs_are_found_in_order_and_what_is_none_is_refused(tmp_path, monkeypat
         find_runs("latest")
     for name in ("old/10", "old/2", "new"):
         run_at(tmp_path / "outputs" / "train" / name)
+    (tmp_path / "outputs" / "train" / "old" / "²_notes").mkdir()  # no number that Python reads
     run_at(tmp_path / "outputs" / "bench" / "b", bench=["paths"])
     assert [path.name for path in find_runs("outputs/train/old")] == ["2", "10"]
     assert [path.name for path in find_runs("latest")] == ["new"]

@@ -108,6 +108,9 @@ def test_a_column_of_the_table_can_be_the_axis(home, tmp_path, unpainted_here):
         (["residual.effective_rnk"], None, None, "did you mean residual.effective_rank?"),
         (["residuel.effective_rank"], None, None, "did you mean residual?"),
         (["residual.variant"], None, None, "a column of words"),
+        (["residual.seed"], None, None, "a column of seeds, which are averaged over"),
+        (["test_accuracy"], None, "seed", "report.series=seed draws a line for each of them"),
+        (["residual.effective_rank"], "layer=1,layer=2", None, "names a column twice"),
         (["residual.effective_rank"], "layer=7", None, "layer=7 leaves no row"),
         (["residual.effective_rank"], "lyer=last", None, "did you mean layer?"),
         (["residual.effective_rank"], "last", None, "give column=value"),
@@ -117,7 +120,7 @@ def test_a_column_of_the_table_can_be_the_axis(home, tmp_path, unpainted_here):
     ],
 )
 def test_what_cannot_be_drawn_is_refused_before_anything_is_written(home, value, where, x, said, monkeypatch):
-    needs_rows = ("a column of words", "leaves no row", "compared run by run")
+    needs_rows = ("a column of words", "a column of seeds", "leaves no row", "compared run by run")
     if not any(words in said for words in needs_rows):
         monkeypatch.setattr("rankbench.report.report.read_all", lambda *_: pytest.fail("a table was read for words"))
     assert said in refusal(check_study, StudyKeys(x, value=value, where=where), find_runs(str(home / "runs")))
@@ -213,6 +216,21 @@ def test_few_configurations_are_correlated_over_their_seeds(count):
     assert [row["over"] for row in rank_correlations(noisy(3), "x", "y", ["k"])] == ["configurations"]
 
 
+def test_a_run_without_a_key_is_a_configuration_of_its_own(tmp_path, undrawn_here):
+    rows = [
+        {"run": str(window), "task": "t", "model": "m", "seed": seed, "model.window": window}
+        | {"test_loss": seed, "test_accuracy": 0.5 - seed / 9, "job_status": "finished", "status": "finished"}
+        for window in (None, 3)
+        for seed in range(3)
+    ]
+    pd.DataFrame(rows).to_csv(tmp_path / "sweep.csv", index=False)
+    chosen = StudyKeys(facet="model.window", value=["test_loss", "test_accuracy"])
+    redraw(tmp_path / "sweep.csv", Drawing(tmp_path, chosen))
+    correlated = pd.read_csv(tmp_path / "correlations.csv", keep_default_na=False)
+    assert list(correlated.panel) == ["3", "none"]
+    assert list(correlated.configuration) == ["model.window=3", "model.window=none"]
+
+
 def test_too_few_seeds_have_no_correlation_and_the_figure_says_so():
     few = noisy(1, 2)
     figure = draw_scatter(few, "x", "y", ["k"], {"": rank_correlations(few, "x", "y", ["k"])})
@@ -290,6 +308,26 @@ def test_a_table_is_drawn_again(home, tmp_path, unpainted_here):
 )
 def test_a_table_that_cannot_be_drawn_is_refused(home, name, x, said):
     assert said in refusal(drawable, home / "report" / name, StudyKeys(x))
+
+
+def test_a_table_of_words_alone_is_refused(tmp_path):
+    (tmp_path / "words.csv").write_text("run,task,model,seed,word\na,sorting,san,0,yes\n")
+    assert refusal(drawable, tmp_path / "words.csv", StudyKeys()).endswith("it has no column of numbers either")
+
+
+def test_runs_with_and_without_a_key_share_no_line(tmp_path, monkeypatch):
+    rows = [
+        {"run": str(window), "task": "t", "model": "m", "seed": 0, "model.window": window, "weights": "trained"}
+        | {"variant": "full", "layer": layer, "relative_residual": 0.5, "relative_noise_floor": 1e-9}
+        for window in (None, 3)
+        for layer in (0, 1)
+    ]
+    pd.DataFrame(rows).to_csv(tmp_path / "residual.csv", index=False)
+    drawn: dict = {}
+    monkeypatch.setattr("rankbench.report.figures.draw", lambda pages, *_: drawn.update(pages) or ["residual"])
+    redraw(tmp_path / "residual.csv", Drawing(tmp_path, StudyKeys()))
+    ((page,),) = drawn.values()
+    assert set(page.rows.variant) == {"model.window=3", "model.window=none"}
 
 
 def test_the_table_of_one_run_has_no_key_to_draw_by(tmp_path):
