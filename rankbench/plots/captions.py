@@ -19,7 +19,9 @@ OTHERWISE = {
 GEOMETRIC = dict.fromkeys(("invertibility", "lipschitz", "residual", "rollout"), "geometric means")
 GEOMETRIC |= {"head_rank": "means (of singular values geometric ones)", "pruning": "means (of losses geometric ones)"}
 GEOMETRIC |= {"metrics": "means (of losses on a logarithmic axis geometric ones)"}
-GEOMETRIC |= {"dynamics": "means (on a logarithmic axis geometric ones)"}
+GEOMETRIC |= dict.fromkeys(
+    ("dynamics", "observed_states", "observed_attention"), "means (on a logarithmic axis geometric ones)"
+)
 OF_ONE_SEED = {"spectrum": "One seed; its band is the 95 % bootstrap interval over sequences."}
 
 

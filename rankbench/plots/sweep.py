@@ -65,7 +65,7 @@ def draw_sweep(
             style |= {"linestyle": "none" if words else dashes_of(number), "capsize": 2, "elinewidth": 0.8}
             name = f"{series}={tick(line)}" if series else ""
             if statistic == "best":
-                best = summary.largest if value == "test_accuracy" else summary.smallest
+                best = summary.largest if value.endswith("accuracy") else summary.smallest
                 axes.errorbar(x_values, best, label=name or "best seed", **style)
                 continue
             num_seeds, ends = summary.num_seeds.max(), [summary.low95, summary.high95]

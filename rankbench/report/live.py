@@ -54,7 +54,7 @@ def _share(job: Path) -> float:
     """Share of the steps that a running job has evaluated."""
     try:
         steps = read_yaml(job / "config.yaml")["trainer"]["steps"]
-        return min(1.0, float(Run(job).table("metrics").step.max()) / steps)
+        return min(1.0, max(Run(job).table("metrics").step, default=0) / steps)
     except (ConfigError, OSError, KeyError, TypeError, ZeroDivisionError):  # it has written too little yet
         return 0.0
 

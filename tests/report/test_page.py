@@ -23,6 +23,7 @@ from rankbench.config.keys import ConfigError
 from rankbench.config.schema import FigureKeys
 from rankbench.plots.captions import GEOMETRIC, OF_ONE_SEED, OTHERWISE, caption_of
 from rankbench.plots.sweep import BASELINES, draw_sweep
+from rankbench.plots.training import FIGURES
 from rankbench.report.figures import figure_keys
 from rankbench.report.jobs import find_runs, varying_keys
 from rankbench.report.page import command_of, commits_of
@@ -306,7 +307,9 @@ def test_booleans_are_words_in_every_role(role, tmp_path):
         assert line.get_linestyle() == "None"
 
 
-@pytest.mark.parametrize(("value", "best"), [("test_accuracy", [0.5, 0.9]), ("test_loss", [0.1, 0.6])])
+@pytest.mark.parametrize(
+    ("value", "best"), [("test_accuracy", [0.5, 0.9]), ("paths.accuracy", [0.5, 0.9]), ("test_loss", [0.1, 0.6])]
+)
 def test_the_best_of_the_seeds_is_drawn_where_it_is_asked_for(value, best):
     rows = [
         {"seed": seed, "x": x, value: number}
@@ -413,7 +416,9 @@ def test_a_caption_says_what_the_spread_is():
     for num_seeds, end in ends.items():
         assert caption_of("residual", ANALYSES["residual"].figure, num_seeds).endswith(end)
     assert " Lines are means over 3 seeds;" in caption_of("paths", ANALYSES["paths"].figure, 3)
-    assert set(OTHERWISE) | set(OF_ONE_SEED) | set(GEOMETRIC) <= {"metrics", *ANALYSES}
+    # drawn by the function of dynamics
+    assert GEOMETRIC["observed_states"] == GEOMETRIC["observed_attention"] == GEOMETRIC["dynamics"]
+    assert set(OTHERWISE) | set(OF_ONE_SEED) | set(GEOMETRIC) <= {*FIGURES, *ANALYSES}
 
 
 @pytest.mark.further
