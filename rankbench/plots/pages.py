@@ -64,7 +64,7 @@ def pages_of_analysis(
     keys = [key for key in keys if table[key].nunique() > 1]
     averaged = [key for key in keys if key not in (x, series, facet)] if series and facet else []
     panels = [key for key in keys if key not in averaged and key not in (series, facet)]
-    panels = [key for key in (facet, series) if key in keys] + panels
+    panels = [*dict.fromkeys(key for key in (facet, series) if key in keys), *panels]
     if drawn_apart:
         of_run = table.groupby("run")[[*drawn_apart, *panels]].max()
         panels = [key for key in panels if of_run.groupby(list(drawn_apart), dropna=False)[key].nunique().max() > 1]

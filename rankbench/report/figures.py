@@ -157,8 +157,8 @@ def draw_differences_in_parts(table: pd.DataFrame, where: str, how: Drawing) -> 
 
 def _without_gaps(table: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     """Fill keys that some runs lack with the word `none`, so that these runs have a line or a panel, too."""
-    gaps = [key for key in keys if table[key].isna().any()]
-    return table.assign(**{key: table[key].map(plots.tick, na_action="ignore").fillna("none") for key in gaps})
+    gaps = table[keys].columns[table[keys].isna().any()]
+    return table.assign(**table[gaps].map(lambda value: "none" if pd.isna(value) else plots.tick(value)))
 
 
 def draw_tables(tables: dict[str, pd.DataFrame], keys: list[str], how: Drawing) -> dict[str, str]:

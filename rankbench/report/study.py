@@ -156,6 +156,8 @@ def values_of(table: pd.DataFrame, value: str, where: str | None, axes: list[str
     their mean would mix separate measurements.
     """
     column = column_of(table, value)
+    if column in axes:
+        raise ConfigError(f"report.value={value}: x, series or facet of its own figure; give another column there")
     rows = booleans_as_words(table.dropna(subset=[column]))
     if rows.empty:
         raise ConfigError(f"report.value={value}: no run has a value in this column")
@@ -197,6 +199,8 @@ def _narrowed(
 ) -> pd.DataFrame:
     """The rows that meet a condition, or their means over a column. within: what `first` and `last` are of."""
     if wanted == MEAN and MEAN not in set(rows[name]):
+        if name in (*OF_RUN, *axes, column):
+            raise ConfigError(f"report.where={name}={MEAN}: values of {name} are drawn apart; leave this condition out")
         by = [*OF_RUN, *axes, *(other for other in _differing(rows, [*OF_RUN, *axes], column) if other != name)]
         means = rows.groupby(by, dropna=False)[column].transform("mean")
         return rows.assign(**{column: means}).drop_duplicates(by).drop(columns=name)

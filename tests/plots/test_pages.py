@@ -48,6 +48,7 @@ def levels_drawn(page):
 
 CHOSEN = [(0, {}), (4, {"series": "model.layers"})]
 CHOSEN += [(num_keys, chosen) for num_keys in (2, 4) for chosen in ({}, {"facet": "model.norm"}, {"x": "model.skip"})]
+CHOSEN += [(1, {"series": "model.skip", "facet": "model.skip"})]  # one key in two places
 FOUR = ("full", "no_mlp", "no_skip", "attention_only")
 
 
