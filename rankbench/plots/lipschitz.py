@@ -156,7 +156,9 @@ def _draw_balls(table: pd.DataFrame, facet: str | None) -> Figure:
             is_pale = weights == "initialised" and rows.weights.nunique() > 1
             look: dict = {"linestyle": "--", "alpha": 0.5} if is_pale else {"linestyle": "-"}
             look["label"] = ", ".join(filter(None, [label, "before training" if is_pale else ""]))
-            ratios = _ratios_of_balls(of_weights)
+            by = of_weights.groupby(["seed", "radius", "kind"]).value.max().unstack().reset_index()
+            ratios = by.assign(ratio=by.bound / by.lower_bound)
+            ratios = ratios[ratios.ratio <= HIGHEST]
             mean_line(above, ratios, "radius", "ratio", colour_of(number), geometric=True, **look)
             if not is_pale:
                 _shares_of_operations(below, of_weights, colour_of(number))
@@ -170,13 +172,6 @@ def _draw_balls(table: pd.DataFrame, facet: str | None) -> Figure:
     below.set_ylabel("share of the largest operation")
     below.set_xlabel("radius of the ball (Frobenius norm over all tokens)")
     return with_legend(figure, np.array([[above], [below]]))
-
-
-def _ratios_of_balls(rows: pd.DataFrame) -> pd.DataFrame:
-    """Of each seed and radius, where the bound is of use."""
-    by = rows.groupby(["seed", "radius", "kind"]).value.max().unstack().reset_index()
-    by["ratio"] = by.bound / by.lower_bound
-    return by[by.ratio <= HIGHEST]
 
 
 def _shares_of_operations(axes: Axes, rows: pd.DataFrame, colour: str) -> None:

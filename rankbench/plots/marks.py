@@ -216,9 +216,7 @@ def place_legend(figure: Figure, panels: Iterable[Axes]) -> None:
 
 def _label_lowest(grid: np.ndarray) -> None:
     """Give the panels above an empty cell the x labels and numbers that the row below would have."""
-    lowest = {}
-    for axes in grid.flat:
-        lowest[axes.get_subplotspec().colspan.start] = axes
+    lowest = {axes.get_subplotspec().colspan.start: axes for axes in grid.flat}
     for column, axes in lowest.items():
         below = grid[-1, column % grid.shape[1]]
         if axes.get_visible() and axes is not below and axes.get_subplotspec() != below.get_subplotspec():

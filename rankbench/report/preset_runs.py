@@ -34,6 +34,7 @@ class PresetRun:
     folder: Path
     jobs: list[Path]
     budget: str
+    claims: list[str]  # names of those that the preset judges
     complete: bool  # whether all jobs are finished and, where the preset has claims, judged
     written: float  # seconds since 1970
     is_second: bool  # whether its seeds begin at SECOND_SEED or later
@@ -68,21 +69,17 @@ class PresetRun:
         """Verdicts of today's claims on the tables in the folder."""
         facets = [key for key in varying_keys(self.jobs)[0] if key not in ("run", "seed")] if len(self.jobs) > 1 else []
         rows = []
-        for name in (name for name in self._claims() if name in CLAIMS):
+        for name in (name for name in self.claims if name in CLAIMS):
             if (path := self.folder / f"{CLAIMS[name].table}.csv").exists():
                 table = read_table(path)
                 keys = [key for key in facets if key in table]
                 rows += judge(name, table.assign(**booleans_as_words(table[keys])), keys)
         return records(pd.DataFrame(rows))
 
-    def _claims(self) -> list[str]:
-        """Names of the claims that the preset judges."""
-        return or_empty(read_yaml, self.jobs[0] / "config.yaml").get("claims") or []
-
     def about(self) -> dict[str, str]:
         """The run in words: command, commit, scale, and what is missing from it."""
         notes = [] if {status_of(job) for job in self.jobs} == {"finished"} else ["not all jobs finished"]
-        notes += [] if self.verdicts else ["not judged" if self._claims() else NO_CLAIMS]
+        notes += [] if self.verdicts else ["not judged" if self.claims else NO_CLAIMS]
         budget = "" if self.budget == "paper" else f" budget={self.budget}"
         return {
             "command": as_typed_command(recorded_command(self.jobs[0])) or presets()[self.preset] + budget,
@@ -137,14 +134,14 @@ def _preset_runs(outputs: Path) -> Iterator[PresetRun]:
         if jobs and (preset := _preset_of(folder, jobs[0])):
             files = [path for path in (folder / "verdicts.csv", jobs[0] / "summary.json") if path.exists()]
             config = or_empty(read_yaml, jobs[0] / "config.yaml")
-            seed = config.get("seed")
+            claims, seed = config.get("claims") or [], config.get("seed")
             yield PresetRun(
                 preset,
                 folder,
                 jobs,
                 config.get("budget") or "paper",
-                {status_of(job) for job in jobs} == {"finished"}
-                and (not config.get("claims") or (folder / "verdicts.csv").exists()),
+                claims,
+                {status_of(job) for job in jobs} == {"finished"} and (not claims or (folder / "verdicts.csv").exists()),
                 max((path.stat().st_mtime for path in files), default=0.0),
                 isinstance(seed, int) and seed >= SECOND_SEED,
             )

@@ -109,8 +109,7 @@ def gather(
     write_table(with_columns(final, studied, chosen, keys), folder / "sweep.csv")
     seeds = booleans_as_words(read_table(folder / "sweep.csv"))
     lines = [*_states_of(joined), *_plugins_not_named(jobs), f"-> {folder / 'sweep.csv'}"]
-    wheres = {value: words for value, rows in studied.items() if (words := rows_that_count(chosen, rows))}
-    lines += [f"{value}: {words}" for value, words in wheres.items()]
+    lines += [f"{value}: {words}" for value, rows in studied.items() if (words := rows_that_count(chosen, rows))]
     axes = [key for key in keys if key not in OF_RUN]
     summary = summarise(seeds, axes, (value for value in studied if "." in value))
     lines += _write_summary(summary, studied, folder)

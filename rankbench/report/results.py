@@ -125,9 +125,9 @@ def write_pages(
     about = pd.DataFrame([{**board, "paper": home.get(board["preset"])} for board in boards])
     about = about.drop(columns="folder", errors="ignore")  # of no use elsewhere
     write_table(about, folder / "presets.csv")
-    kept = {board["preset"] for board in boards if board["note"] != NOT_RUN} - runs.keys()
+    kept = {board["preset"] for board in boards if board["note"] != NOT_RUN} | runs.keys()
     for old in (folder / "presets").glob("*"):
-        if old.name not in kept | runs.keys():
+        if old.name not in kept:
             _remove_old(old, spared=())
     for preset, run in runs.items():  # what is new is written first, so that an interrupted call loses nothing
         keep_laptop(folder / "presets" / preset, run.budget)
@@ -143,8 +143,8 @@ def write_pages(
         if paper in papers:
             at_home = [board for board in boards if home.get(board["preset"]) == paper]
             write_text(folder / _page_of(paper), "\n".join(_paper_page(paper, papers[paper], at_home, home, folder)))
-        elif (folder / _page_of(paper)).exists():
-            (folder / _page_of(paper)).unlink()
+        else:
+            (folder / _page_of(paper)).unlink(missing_ok=True)
     write_text(folder / INDEX, index_of(folder))
     claims = [row["outcome"] for row in statements if row["kind"] == "claim"]
     done = [board for board in boards if board["note"] != NOT_RUN]
