@@ -90,7 +90,7 @@ class Gate:
         if self.gate is None:
             with torch.inference_mode(False), torch.enable_grad():
                 made = self.function(self.z)
-                zero = made.new_zeros(1 if self.is_same else made.shape, requires_grad=True)
+                zero = made.new_zeros(() if self.is_same else made.shape, requires_grad=True)
                 at_zero = self.function(zero)
                 (slope,) = torch.autograd.grad(at_zero.sum(), zero)
             ratio = made.sub_(at_zero.detach()).div_(self.z)

@@ -587,6 +587,7 @@ FUNCTIONS = {
     "einsum of three": lambda m, x: torch.einsum("bnd,d,de->bne", x, m.narrow.bias, m.narrow.weight),
     "tensordot": lambda m, x: torch.tensordot(x, m.narrow.weight, dims=1),
     "mask of the state": lambda m, x: x * (x > 0),
+    "gate of one number": lambda m, x: m.narrow.bias * torch.tanh(x.mean()),
     "scaled by the largest": lambda m, x: x / x.abs().amax(-1, keepdim=True),
     "experts": lambda m, x: sum(w * m.narrow(x) for w in m.wide(x).softmax(-1)[..., :2].unsqueeze(-2).unbind(-1)),
 }
