@@ -151,21 +151,19 @@ class Normed(Step):
 
 @dataclass(eq=False)
 class Through(Step):
-    """Any function that is linear in all of its tensors jointly, or affine: constant + linear. one_by_one: torch cannot
-    run it on several rows at the same time."""
+    """Any function that is linear in all of its tensors jointly, or affine: constant + linear."""
 
     function: Callable[..., Tensor]
     affine: bool = False
-    one_by_one: bool = False
     new: ClassVar[bool] = False
 
     def __call__(self, sweep: Replay, inputs: Sequence[Any], own: Sequence[bool]) -> Slots:
         low, high = min(x.low for x in inputs), max(x.high for x in inputs)
         rows = [x.dense(low, high) for x in inputs]
-        if self.one_by_one:
-            result = torch.stack([self.function(*values) for values in zip(*rows, strict=True)])
-        else:
+        try:
             result = torch.func.vmap(self.function)(*rows)
+        except RuntimeError:  # a call that torch cannot run on several rows at the same time
+            result = torch.stack([self.function(*values) for values in zip(*rows, strict=True)])
         if not self.affine:
             return Slots(low, result)
         constant = self.function(*(torch.zeros_like(x[0]) for x in rows))

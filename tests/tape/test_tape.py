@@ -555,6 +555,9 @@ FUNCTIONS = {
     "changes of a view put back": lambda m, x: add_to_first(x.clone()),
     "pool and unpool": lambda m, x: x.mean(1, keepdim=True).expand(B, N, D).cumsum(1),
     "roll": lambda m, x: torch.roll(x, 1, dims=1) - 2 + 3 / 4 - x / 3,
+    "narrow from where a tensor says": lambda m, x: (
+        x.narrow(1, torch.tensor(1), 1) + torch.tensor_split(x, torch.tensor([1, 2]), dim=1)[1]
+    ),
     "index": lambda m, x: x[:, torch.tensor([4, 3, 2, 1, 0])],
     "pad": lambda m, x: F.pad(x, (1, 0))[..., :-1],
     "rsub": lambda m, x: 1 - torch.sub(x / 2, m.narrow.bias, alpha=0.5),
