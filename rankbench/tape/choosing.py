@@ -37,7 +37,8 @@ class Choosing(Touching):
 
     def __torch_function__(self, func: Callable, types: tuple, args: tuple = (), kwargs: dict | None = None) -> Any:
         name = name_of(func)[0]
-        is_sum = name == "sum" and "dtype" not in (kwargs or {}) and (len(args) > 1 or "dim" in (kwargs or {}))
+        named = kwargs or {}
+        is_sum = name == "sum" and "dtype" not in named and (len(args) > 1 or "dim" in named or "axis" in named)
         for x in tensors_in([args, kwargs]) if name not in DESCRIBES and not is_sum else ():
             if x in self.unsummed:
                 raise ConfigError(

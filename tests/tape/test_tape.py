@@ -403,6 +403,19 @@ def by_bmm(q, k, v):
     return torch.bmm(p, v).unflatten(0, (-1, H)).transpose(1, 2)
 
 
+def by_keywords(q, k, v):
+    q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))
+    p = (torch.bmm(q, mat2=k.mT) / 2).softmax(-1)
+    return torch.bmm(p, mat2=v).unflatten(0, (-1, H)).transpose(1, 2)
+
+
+def by_names_of_numpy(q, k, v):
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    p = (q @ k.mT / 2).softmax(-1)
+    mixed = (p[..., None] * v[..., None, :, :]).sum(axis=-2, keepdims=True)
+    return mixed.squeeze(-2).transpose(1, 2)
+
+
 def transposed(q, k, v):
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     p = torch.softmax(k @ q.mT / 2, dim=-2)
@@ -448,8 +461,8 @@ def with_changes_in_place(q, k, v):
 @pytest.mark.parametrize(
     "mix",
     [
-        by_einsum, by_einsum_with_dots, by_einsums_of_three, by_bmm, transposed, by_exponentials, divided_last,
-        product_and_sum, head_by_head, with_changes_in_place,
+        by_einsum, by_einsum_with_dots, by_einsums_of_three, by_bmm, by_keywords, by_names_of_numpy, transposed,
+        by_exponentials, divided_last, product_and_sum, head_by_head, with_changes_in_place,
     ],
 )  # fmt: skip
 def test_attention_may_be_written_in_other_ways(mix):
@@ -546,6 +559,7 @@ FUNCTIONS = {
     "matmul": lambda m, x: x @ m.narrow.weight,
     "matmul from the left": lambda m, x: torch.eye(N, dtype=x.dtype).flip(0) @ x,
     "addmm": lambda m, x: torch.addmm(m.narrow.bias, x.flatten(0, 1), m.narrow.weight, alpha=0.3).view_as(x),
+    "addmm by keywords": lambda m, x: torch.addmm(m.narrow.bias, mat1=x.flatten(0, 1), mat2=m.narrow.weight).view_as(x),
     "einsum": lambda m, x: torch.einsum("bnd,de->bne", x, m.narrow.weight),
     "cat and split": lambda m, x: torch.cat([*reversed(x.split([2, D - 2], dim=-1))], dim=-1),
     "class token": lambda m, x: torch.cat([m.narrow.bias.expand(B, 1, D), x], dim=1)[:, :-1],
@@ -923,6 +937,7 @@ REFUSED = {
     "sort": lambda m, x: x.sort(-1).values,
     "max": lambda m, x: x + x.max(1, keepdim=True).values,
     "exp": lambda m, x: m.narrow(torch.exp(x)),
+    "addmm": lambda m, x: torch.addmm(0.5, m.narrow.bias, 2, x.flatten(0, 1), m.narrow.weight).view_as(x),
     "logsumexp": lambda m, x: x - x.logsumexp(-1, keepdim=True),
     "cosine_similarity": lambda m, x: F.cosine_similarity(x, m.narrow(x), dim=-1)[..., None],
     "a tensor that no recorded call made": lambda m, x: scripted(x),
@@ -935,6 +950,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:This overload of addmm is deprecated")
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_not_covered_is_refused_by_name(name):
     module = drawn(Between(REFUSED[name]), scale=0.2)

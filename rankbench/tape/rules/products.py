@@ -74,7 +74,7 @@ LINEAR_SUM: Callable[[Seen], Any] = RULES["sum"]
 def _sum(seen: Seen) -> Tag | None:
     """A sum over axes of a product of two activations is a product of matrices if each has an axis that the other
     lacks, as (a[..., None] * b[..., None, :, :]).sum(-2) is a @ b. If only b has, a is a matrix of one row."""
-    axis, tag = seen.get(1, "dim"), seen.tag(seen.args[0])
+    axis, tag = seen.get(1, "dim", seen.kwargs.get("axis")), seen.tag(seen.args[0])
     if tag.factors is None or axis is None or seen.kwargs.get("dtype") is not None:
         return LINEAR_SUM(seen)
     whole, result = seen.args[0].shape, seen.result.shape
@@ -94,7 +94,7 @@ def _sum(seen: Seen) -> Tag | None:
         if ways.scores is not None or tag.node is None:
             made = LINEAR_SUM(seen)
         else:
-            keepdim = bool(seen.get(2, "keepdim"))
+            keepdim = bool(seen.get(2, "keepdim", seen.kwargs.get("keepdims")))
             made = _with_frozen_side(seen, left, right, lambda a, b: (a * b).sum(axis, keepdim))
         return made if made is None else replace(made, pairs=True)
 
@@ -168,7 +168,8 @@ def _affine(seen: Seen, x: Tensor, weight_FD: Tensor, bias: Tensor | None) -> Ta
 
 @rule("matmul", "rmatmul")
 def _matmul(seen: Seen) -> Tag | None:
-    a, b = seen.args[:2] if seen.name == "matmul" else reversed(seen.args[:2])
+    a, b = seen.args[0], seen.get(1, "mat2", seen.kwargs.get("vec"))
+    a, b = (a, b) if seen.name == "matmul" else (b, a)
     if b.ndim == 2 and a.ndim > 1 and seen.tag(b).kind == Kind.WEIGHT and seen.tag(a).kind != Kind.WEIGHT:
         return _affine(seen, a, b.mT, None)
     return _product(seen, a, b, torch.matmul, of_vector(a, b) if a.ndim == 1 or b.ndim == 1 else MATRICES)
@@ -178,7 +179,7 @@ def _matmul(seen: Seen) -> Tag | None:
 def _addmm(seen: Seen) -> Tag | None:
     c = seen.args[0]
     a, b = (seen.get(i, name, seen.kwargs.get(f"batch{i}")) for i, name in ((1, "mat1"), (2, "mat2")))
-    if a is None or b is None:
+    if len(seen.args) > 3:  # numbers in front of the tensors, which torch once took
         return None
     alpha, beta = seen.kwargs.get("alpha", 1), seen.kwargs.get("beta", 1)
     if all(seen.tag(x).kind == Kind.ACTIVATION for x in (a, b)):
