@@ -2,7 +2,7 @@
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from itertools import combinations
@@ -159,8 +159,10 @@ def name_of_module(module: Callable) -> str:
     return type(module).__name__ if isinstance(module, nn.Module) else getattr(module, "__name__", str(module))
 
 
-def refuse_unreadable(module: Callable) -> None:
-    """ConfigError if a module or one of its submodules is TorchScript, or has no weights yet."""
+def refuse_unreadable(module: Callable, given: Sequence[Tensor] = ()) -> None:
+    """ConfigError if a module or one of its submodules is TorchScript, or has no weights yet; or for sparse inputs."""
+    if any(x.layout != torch.strided and not x.is_nested for x in given):
+        raise ConfigError("inputs: a sparse tensor, whose numbers the tape does not see; give it dense")
     for name, submodule in module.named_modules() if isinstance(module, nn.Module) else ():
         if isinstance(submodule, torch.jit.ScriptModule):
             name = name or type(submodule).__name__

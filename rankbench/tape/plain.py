@@ -6,12 +6,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from rankbench.config.keys import ConfigError
 from rankbench.tape.calls import refuse_unreadable, tensors_in
 from rankbench.tape.following import first_state, following
 from rankbench.tape.recording import Product, Recorder, Seen
 from rankbench.tape.replay import Call
 from rankbench.tape.rules import RULES
-from rankbench.tape.tags import Level, Site, Tag, Verdict, Visit
+from rankbench.tape.tags import Level, Role, Site, Tag, Verdict, Visit
 
 
 class Kept(NamedTuple):
@@ -148,6 +149,9 @@ class Plain(Recorder):
         return False
 
     def verdict(self, product: Product) -> Verdict:
+        if product.by_tags.role == Role.ATTENTION and not all(x.numel() for x in product.tensors):
+            shapes = " and ".join(str(tuple(x.shape)) for x in product.tensors)
+            raise ConfigError(f"{product.seen.call}: attention without numbers, of {shapes}; give tokens")
         factors = () if product.is_kernel else product.tensors
         logits = tuple(None if (x := self.tag(factor).logits) is None else x.clone() for factor in factors)
         result = first_of(product.seen.result).clone()

@@ -171,7 +171,7 @@ class Recorder(TorchFunctionMode):
         return args, kwargs
 
     def _tag_inputs(self, args: tuple, kwargs: dict) -> None:
-        refuse_unreadable(self.module)
+        refuse_unreadable(self.module, tensors_in([args, kwargs]))
         for submodule in self.module.modules() if isinstance(self.module, nn.Module) else ():
             for tensor in tensors_in(vars(submodule)):  # also those that it holds without registering them
                 self.set_tag(tensor, Tag(Kind.WEIGHT))

@@ -1032,6 +1032,8 @@ class Returning(nn.Module):
 @pytest.mark.parametrize(
     ("attempt", "message"),
     [
+        (lambda m, x: record(m, x[:0]), r"attention without numbers, of \(0, 2, 5, 4\) and .*; give tokens"),
+        (lambda m, x: record(m, x.to_sparse()), "inputs: a sparse tensor"),
         (lambda m, x: record(m.narrow, x), "Linear: made no attention call"),
         (lambda m, x: record(m, x, begin="head"), "begin=head: no such submodule; allowed: inputs"),
         (lambda m, x: record(m, x, begin="kernel").sums(), "begin=kernel: no path leads from there"),
