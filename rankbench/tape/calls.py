@@ -108,9 +108,7 @@ def einsum_in_pairs(args: tuple, is_made: Callable[[Tensor], bool]) -> Callable[
     """An einsum of two activations and others as products of two, which differs by rounding. None for other einsums,
     where "..." stands for axes, and of three activations, whose order would decide what is attention. is_made: whether
     a tensor is an activation."""
-    equation, *operands = args if args else ("",)
-    if len(operands) == 1 and isinstance(operands[0], (tuple, list)):
-        operands = list(operands[0])
+    equation, operands = args[0], tensors_in(args[1:])
     if len(operands) < 3 or sum(map(is_made, operands)) != 2 or "->" not in equation or "." in equation:
         return None
     return partial(_in_pairs, equation.replace(" ", ""), operands)

@@ -220,11 +220,7 @@ def uncovered(seen: Seen) -> None:
 
 @rule("einsum")
 def _einsum(seen: Seen) -> Tag | None:
-    equation, *operands = seen.args
-    if len(operands) == 1 and isinstance(operands[0], (tuple, list)):
-        operands = list(operands[0])
-    if not isinstance(equation, str):
-        return None
+    equation, operands = seen.args[0], tensors_in(seen.args[1:])
     if len(operands) == 1:
         return through(seen, operands, lambda x: torch.einsum(equation, x))
     if len(operands) != 2:
