@@ -158,18 +158,9 @@ def changed_though_held(touched: Touched) -> list[str]:
         holding.passed(*plain.arguments)
     except (Changed, ConfigError):
         return []
-    found = {run.name: None for run in plain.passages if _is_changed(run, holding)}
-    outer = [enclosing(run, plain) for run in holding.reached]
-    found |= {"" if run is None else run.name: None for run in outer}
-    if _is_changed(None, holding):
-        found[""] = None
-    return [*found | dict.fromkeys(holding.attended)]
-
-
-def _held_by(run: Visit | None, touched: Touched) -> Held | None:
-    """The touched tokens of what a submodule, or None for the module, returned."""
-    new, old = _left(touched, run), _left(touched.base, run)
-    return None if new is None or old is None else held_in(touched, new, old, run)
+    runs = [run for run in (*plain.passages, None) if _is_changed(run, holding)]
+    runs += [enclosing(run, plain) for run in holding.reached]
+    return [*("" if run is None else run.name for run in runs), *holding.attended]
 
 
 def _left(of_pass: Plain, run: Visit | None) -> Tensor | None:
@@ -181,8 +172,11 @@ def _left(of_pass: Plain, run: Visit | None) -> Tensor | None:
 def _is_changed(run: Visit | None, holding: Holding) -> bool:
     """Whether all touched tokens of what it returned have changed, although it reads these tokens unchanged."""
     touched, plain = holding.touched, holding.base
-    new, old, held = _left(holding, run), _left(plain, run), _held_by(run, touched)
-    if new is None or old is None or held is None or new.shape != old.shape or not held.all_changed(new, old):
+    new, old, with_touch = (_left(each, run) for each in (holding, plain, touched))
+    if new is None or old is None or with_touch is None or new.shape != old.shape:
+        return False
+    held = held_in(touched, with_touch, old, run)
+    if held is None or not held.all_changed(new, old):
         return False
     read = () if run is None else zip(holding.entered[run], plain.entered[run], touched.entered[run], strict=True)
     for x, x0, x_touched in read:
