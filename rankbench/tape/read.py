@@ -50,11 +50,12 @@ REPEATED = 8  # roundings of a call's numbers by which two equal passes may diff
 def read(
     module: Callable, args: tuple = (), kwargs: Mapping[str, Any] = MappingProxyType({}), submodule: str | None = None
 ) -> Reading:
-    """Read a module on these arguments, of two or more sequences if possible, in four passes.
+    """Read a module on these arguments, of two or more sequences if possible.
 
-    More passes show what joins tokens where these get fewer, which of several inputs keys are made of, and what mixes
-    tokens that the touch misses. submodule: one whose result is wanted as an output, too. ConfigError if the module
-    differs from call to call.
+    Four passes show heads and tokens. More of them touch whole tokens, or others where the touch does not arrive, and
+    show what joins tokens where these get fewer, which of several inputs keys are made of, and what mixes tokens that
+    the touch misses. submodule: one whose result is wanted as an output, too. ConfigError if the module differs from
+    call to call.
     """
     kwargs = dict(kwargs)
     plain, again = Plain(module, submodule), Plain(module, submodule)
