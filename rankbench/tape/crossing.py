@@ -53,7 +53,7 @@ def _of_other_inputs(touched: Touched) -> set:
     """The calls of which an input touches queries and no keys, and none touches a query and its own token among the
     keys, when each of several inputs is touched alone."""
     own, apart = set(), set()
-    for number in touched.marks if touched.way.scale and len(touched.marks) > 1 else ():
+    for number in touched.marks if len(touched.marks) > 1 else ():
         others = frozenset(touched.marks) - {number}
         alone = touched.another(touched.way._replace(left_out=touched.way.left_out | others), {})
         if alone is None:

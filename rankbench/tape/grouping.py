@@ -9,7 +9,7 @@ def check_groups(touched: Touched) -> None:
     """ConfigError for a weighted sum that looks like one for each token by itself, if the touched key moves with the
     touch while the leading index stays."""
     sums = touched.of_one_token
-    if not touched.way.scale or not sums or all(len(mark.shape) != 3 for mark in touched.marks.values()):
+    if not sums or all(len(mark.shape) != 3 for mark in touched.marks.values()):
         return
     for way in (touched.way._replace(last=True), touched.way._replace(beside=-1)):  # along the last axis, the second
         other = touched.another(way, touched.own_rows)

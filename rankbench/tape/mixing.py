@@ -153,7 +153,7 @@ def _widens_as_a_leaf(run: Visit, touched: Touched) -> bool:
 def _widens_by_itself(touched: Touched) -> bool:
     """Whether attention, or what the module returns, is touched at more tokens than the inputs are, among as many."""
     marks = [mark for mark in touched.marks.values() if len(mark.shape) < 4]
-    if len(marks) < len(touched.marks) or not touched.way.scale:
+    if len(marks) < len(touched.marks):
         return False
     sizes = {mark.shape[axis] for mark in marks for axis in range(min(2, len(mark.shape))) if axis != mark.sequences}
     most = len(marks) + len({*touched.own_rows.values()})

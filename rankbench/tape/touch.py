@@ -256,8 +256,6 @@ def lead_of(
                 f"P of shape {tuple(p.shape)}: the touch of one token reaches other windows in each head, so that "
                 "nothing shows which of its axes counts heads; give fewer tokens, or one window"
             )
-        if not whole:  # one head, in an axis of its own
-            whole = [len(shape) - 1] if shape[-1] == 1 else []
         return Lead(heads, tuple(whole))
     if len(at) == 1:
         one = leads

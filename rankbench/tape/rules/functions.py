@@ -17,7 +17,7 @@ ACTIVATIONS = """
     relu relu6 leaky_relu elu selu celu gelu silu mish softplus hardswish erf hardtanh hardsigmoid tanh sigmoid
     softsign tanhshrink clamp clamp_min clamp_max abs pow square prelu logsigmoid log_sigmoid hardshrink softshrink
     threshold sin cos _threshold rrelu tan atan arctan sinh cosh asinh arcsinh sinc erfc expm1 log1p sign round
-    floor ceil trunc frac nan_to_num special_expit special_erf
+    floor ceil trunc frac nan_to_num special_erf
 """  # elementwise
 
 
