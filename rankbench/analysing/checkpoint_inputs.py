@@ -47,6 +47,8 @@ def name_of(cfg: AnalyzeConfig, checkpoint: Checkpoint) -> str:
 def inputs_of(cfg: AnalyzeConfig, checkpoint: Checkpoint) -> tuple[Tensor, Tensor | None]:
     """Token ids (B, N), ABSENT after a text's end, or pixels (B, C, height, width); and targets, or None."""
     reads_tokens = hasattr(checkpoint.trained.config, "vocab_size")
+    if cfg.masked and not type(checkpoint.trained).__name__.endswith("ForMaskedLM"):
+        raise ConfigError(f"masked={cfg.masked}: {cfg.checkpoint} is not a masked language model; use masked=0")
     if cfg.inputs is None:
         if not reads_tokens:
             return _pictures_of_ours(cfg, checkpoint), None
@@ -63,20 +65,31 @@ def inputs_of(cfg: AnalyzeConfig, checkpoint: Checkpoint) -> tuple[Tensor, Tenso
         return checkpoint.reader(read_images(cfg.inputs), return_tensors="pt")["pixel_values"], None
 
     example = read_inputs(cfg.inputs, partial(token_ids, checkpoint.reader, cfg.tokens))
-    inputs = example.tensors[0]
+    (inputs, *others), targets = example.tensors, example.targets
+    if others:
+        raise ConfigError(
+            f"inputs={cfg.inputs}: holds {1 + len(others)} tensors besides targets; a checkpoint reads one; instead of "
+            f"a mask give {ABSENT} for absent tokens"
+        )
+    if targets is not None and cfg.masked:
+        raise ConfigError(f"masked={cfg.masked}: inputs={cfg.inputs} holds targets of its own; use masked=0")
+    if targets is not None and inputs.is_floating_point():
+        raise ConfigError(f"inputs={cfg.inputs}: targets are for token ids alone; leave them out")
     if inputs.is_floating_point():
         return inputs, None
+    if not reads_tokens:
+        raise ConfigError(f"inputs={cfg.inputs}: whole numbers; {cfg.checkpoint} reads images; give pixels as floats")
     if inputs.dim() != 2:
         raise ConfigError(f"inputs={cfg.inputs}: token ids of shape {tuple(inputs.shape)}; give (sequences, tokens)")
-    inputs = inputs.long()[:, : cfg.tokens]
+    inputs = inputs.long()[:, : cfg.tokens].clamp(min=ABSENT)
     letters = checkpoint.trained.config.vocab_size
     if (largest := int(inputs.max())) >= letters:
         raise ConfigError(
             f"inputs={cfg.inputs}: token id {largest}; the vocabulary of {cfg.checkpoint} ends with {letters - 1}"
         )
-    if example.targets is not None:
-        return inputs, example.targets[:, : cfg.tokens]
-    return _with_targets(inputs, cfg, checkpoint)
+    if targets is None:
+        return _with_targets(inputs, cfg, checkpoint)
+    return inputs, targets[:, : cfg.tokens] if targets.dim() > 1 else targets
 
 
 def _ids_of_ours(cfg: AnalyzeConfig, checkpoint: Checkpoint) -> Tensor:
@@ -119,15 +132,12 @@ def _runs_on(model: nn.Module, pictures: Tensor) -> bool:
 def _with_targets(ids_BN: Tensor, cfg: AnalyzeConfig, checkpoint: Checkpoint) -> tuple[Tensor, Tensor | None]:
     """Inputs and targets: the next token for a causal language model; for a masked one the tokens that `masked` hides,
     which are masked in the inputs; None for others."""
-    kind = type(checkpoint.trained).__name__
     if not cfg.masked:
         # in XLNet's LMHeadModel each token sees the next one, unless attn_type=uni
         sees_next = getattr(checkpoint.trained.config, "attn_type", "uni") == "bi"
-        is_causal = kind.endswith(("ForCausalLM", "LMHeadModel")) and not sees_next
+        is_causal = type(checkpoint.trained).__name__.endswith(("ForCausalLM", "LMHeadModel")) and not sees_next
         next_BN = torch.cat([ids_BN[:, 1:], torch.full_like(ids_BN[:, :1], ABSENT)], dim=1)
         return ids_BN, next_BN if is_causal else None
-    if not kind.endswith("ForMaskedLM"):
-        raise ConfigError(f"masked={cfg.masked}: {cfg.checkpoint} is not a masked language model; use masked=0")
     if (mask_token := checkpoint.mask_token) is None:
         raise ConfigError(
             f"masked={cfg.masked}: neither a tokenizer nor mask_token_id in the config.json of {cfg.checkpoint} tells "

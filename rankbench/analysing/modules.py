@@ -229,6 +229,8 @@ def _of_checkpoint(cfg: AnalyzeConfig, seed: int, machine: Machine) -> Subject:
 def _special(cfg: AnalyzeConfig, checkpoint: Checkpoint, inputs: Tensor) -> tuple[int, ...]:
     """The token ids that do not count in measurements of states and sums of paths."""
     if inputs.is_floating_point():
+        if cfg.special_tokens:
+            raise ConfigError(f"special_tokens={cfg.special_tokens}: {cfg.checkpoint} reads no token ids; use []")
         return ()
     special = cfg.special_tokens
     if special is None:

@@ -181,7 +181,11 @@ class AnalyzeConfig(BaseConfig):
         "Hub id or local folder of the tokenizer that reads a .txt for your module; a checkpoint brings its own.",
         default=None,
     )
-    tokens: int = key("Number of tokens kept of each text in a .txt.", default=128, between=(2, 10**6))
+    tokens: int = key(
+        "Number of tokens kept of each text in a .txt, and for a checkpoint of each row of token ids.",
+        default=128,
+        between=(2, 10**6),
+    )
     special_tokens: list[int] | None = key(
         "Ids of tokens left out of residuals, Jacobians and the sizes of sums of paths, and out of the queries of "
         "attention matrices. null: the tokenizer's ids for the beginning and the end of a text. []: none.",

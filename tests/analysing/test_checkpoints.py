@@ -14,6 +14,7 @@ from by_hand import composite, relative_residual
 from command_line import refused, succeeds
 from PIL import Image
 from refusals import refusal
+from safetensors.torch import save_file
 
 import rankbench
 from rankbench.analyses import pruning
@@ -510,6 +511,22 @@ def test_our_pictures_are_no_larger_than_they_must_be(tmp_path, kind, size):
     assert pictures.shape == (8, 3, size, size)  # a ViT takes its own size alone
 
 
+def test_of_a_file_of_pixels_nothing_is_ignored(tmp_path):
+    _, words = seeing(tmp_path / "vit", "ViT", image_size=8, patch_size=4)
+    checkpoint, pixels = load_checkpoint(str(tmp_path / "vit"), 0), torch.zeros(2, 3, 8, 8)
+    save_file({"pixel_values": pixels, "targets": torch.zeros(2)}, tmp_path / "pixels.safetensors")
+    np.save(tmp_path / "whole.npy", np.zeros((2, 3), dtype=np.int64))
+    for name, more, message in (
+        ("pixels.safetensors", [], "pixels.safetensors: targets are for token ids alone; leave them out"),
+        ("whole.npy", [], "vit reads images; give pixels as floats"),
+        ("whole.npy", ["masked=0.5"], "is not a masked language model; use masked=0"),
+    ):
+        cfg = compose("analyze", *words, f"inputs={tmp_path / name}", *more)
+        assert refusal(inputs_of, cfg, checkpoint).endswith(message)
+    message = f"special_tokens=[3]: {tmp_path / 'vit'} reads no token ids; use []"
+    assert message in refusal(rankbench.analyze, [*words, "special_tokens=[3]"], "residual")
+
+
 @pytest.mark.further
 @pytest.mark.parametrize("suffix", ["txt", "npy"])
 def test_inputs_in_its_folder_are_what_a_checkpoint_reads(folder, tmp_path, suffix):
@@ -584,6 +601,40 @@ def test_refused_and_nothing_written(folder, tmp_path, name, words, analysis, me
 def test_token_ids_refused(folder, tmp_path, inputs, message):
     np.save(tmp_path / "ids.npy", inputs)
     assert message in refusal(analyze, folder, "bert", "spectrum", words=[f"inputs={tmp_path / 'ids.npy'}"])
+
+
+IDS = torch.tensor([[3, 4, 5, 6], [3, 4, 5, 0]])
+
+
+@pytest.mark.parametrize(
+    ("tensors", "words", "message"),
+    [
+        (
+            {"attention_mask": (IDS > 0).long()},
+            [],
+            "holds 2 tensors besides targets; a checkpoint reads one; instead of",
+        ),
+        ({"targets": IDS.clone()}, ["masked=0.5"], "holds targets of its own; use masked=0"),
+        (
+            {"targets": IDS[0].clone()},
+            [],
+            "targets of torch.int64 and shape (4,) do not fit an output of shape (2, 4, 15)",
+        ),
+    ],
+    ids=["mask", "masked", "of sequences"],
+)
+def test_what_a_file_holds_besides_token_ids_is_read_or_refused(folder, tmp_path, tensors, words, message):
+    save_file({"input_ids": IDS, **tensors}, tmp_path / "ids.safetensors")
+    words = [f"inputs={tmp_path / 'ids.safetensors'}", *words]
+    assert message in refusal(analyze, folder, "bert", "residual", words=words)
+
+
+def test_any_token_below_zero_is_absent(folder, tmp_path):
+    tables = []
+    for absent in (-1, -100):
+        np.save(tmp_path / "ids.npy", np.array([[3, 4, 5, 6], [5, 4, absent, absent]]))
+        tables.append(analyze(folder, "gpt2", "residual", words=[f"inputs={tmp_path / 'ids.npy'}"])["residual"])
+    pd.testing.assert_frame_equal(*tables)
 
 
 @pytest.mark.parametrize("padding", [-1, 2**63])
