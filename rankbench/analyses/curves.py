@@ -36,6 +36,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     rows = subject.curve
     test = rows[rows.split == "test"].set_index("step").loss
     valid = rows[rows.split == "valid"].set_index("step").loss
+    valid = valid[valid.index.isin(test.index)]  # a kill can cut the rows of the last evaluation short
     best_step = test.index[-1] if valid.empty else valid.idxmin()
     losses = rows[rows.split.isin(options.splits)][["step", "split", "loss", "accuracy"]].dropna(axis=1, how="all")
     times = 1e6 / rows[rows.split == "train"].set_index("step").tokens_per_second

@@ -44,6 +44,11 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
                 x_BND = inputs_of(low, high, options.sequences, options.tokens, model.width, generator)
                 x_BND = x_BND.to(subject.device)
                 y_BND = attention(x_BND)
+                if not y_BND.isfinite().all():
+                    raise ConfigError(
+                        f"analysis.histograms.ranges=[[{low:g},{high:g}]]: the outputs of attention overflow; give "
+                        "smaller numbers"
+                    )
                 axes = layer_columns | {"inputs": f"{low:g}..{high:g}"}
                 rows += [axes | row for row in _rows({"input": x_BND, "output": y_BND}, options.bins)]
     return pd.DataFrame(rows).assign(**subject.how_trained)

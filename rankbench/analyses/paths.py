@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rankbench.analyses.analysis import Analysis, Subject, chunks
 from rankbench.analyses.columns import SPECIAL_TOKENS, WHOLE_ACCURACY
-from rankbench.config.keys import key
+from rankbench.config.keys import ConfigError, key
 from rankbench.measures.dong_theory import num_paths, path_length_distribution
 from rankbench.measures.frozen_network import FrozenNetwork, sums_by_length
 from rankbench.measures.module_paths import (
@@ -293,11 +293,19 @@ def _order_blind(model: Transformer) -> bool:
 
 
 def check(subject: Subject, options: Options) -> None:
-    """Raise ConfigError for recomputed paths of a network without any, and for modules whose sums miss their output."""
+    """Raise ConfigError for recomputed paths of a network without any, for modules whose sums miss their output, and if
+    no path is left to measure."""
     if not subject.networks:
         check_sums(subject.reads)
     elif "recomputed" in options.schemes:
         check_recomputed(subject.network, "paths")
+        layers, heads, skip = subject.network.path_choices
+        number = sum(num_paths(layers, heads, length, skip) for length in subject.network.path_lengths)
+        if number > options.max_paths and not options.subset_sizes and "frozen" not in options.schemes:
+            raise ConfigError(
+                f"analysis.paths.max_paths={options.max_paths}: leaves nothing to measure, because the network has "
+                f"{Decimal(number):.3g} paths and subset_sizes=[] draws none; raise it, or draw some"
+            )
 
 
 def digest(table: pd.DataFrame) -> str:

@@ -19,6 +19,7 @@ from rankbench.tasks.char_lm import CharLm
 from rankbench.tasks.task import ABSENT
 
 SHOWN = 3  # sentences in the digest
+GREEDY = 1e-300  # a temperature that only the largest logit survives; logits over smaller ones could overflow
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def write(
     running_B = torch.ones(len(begin_BN), dtype=torch.bool)
     while running_B.any() and inputs_BN.shape[1] <= limit:
         logits_BC = model(inputs_BN)[:, -1].double().cpu()
-        next_B = (logits_BC / temperature).softmax(-1).multinomial(1, generator=generator).squeeze(1)
+        next_B = (logits_BC / max(temperature, GREEDY)).softmax(-1).multinomial(1, generator=generator).squeeze(1)
         steps_B = logits_BC.log_softmax(-1).gather(1, next_B[:, None]).squeeze(1)
         log_likelihood_B += steps_B.where(running_B, torch.zeros(()).double())
         written.append(next_B.where(running_B, torch.tensor(ABSENT)))

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from rankbench.runs.files import write_json
-from rankbench.runs.records import checksum, read_json
+from rankbench.runs.records import checksum, or_empty, read_json
 from rankbench.runs.tables import write_table
 
 SECONDS_KEPT = 10  # a seed that took less is not worth a file
@@ -54,6 +54,6 @@ class KeptSeeds:
         return self.folder / "kept.json"
 
     def _digests(self) -> dict[str, str]:
-        record = read_json(self._record) if self._record.exists() else {}
+        record = or_empty(read_json, self._record)
         files = record.get("files")
         return files if record.get("key") == self.key and isinstance(files, dict) else {}

@@ -76,6 +76,8 @@ def subjects_of_run(
         trained.load_state_dict({name: weight[index] for name, weight in stacked.items()}, assign=True)
         networks = {"trained": trained, "initialised": initial_model(cfg.model, task, seed)}
         recorded = {field: rows[rows.seed == seed].reset_index(drop=True) for field, rows in histories.items()}
+        if "curve" in recorded and "test" not in set(recorded["curve"].split):
+            raise ConfigError(f"{files['curve']}: has no row of seed {seed} and split test; {PUT_BACK}")
         subjects.append(_subject(run.name, task, seed, networks, machine, uncounted, cfg, **recorded))
     if not subjects:
         every = "every seed" if seeds is None else f"seeds={seeds}: each of them"

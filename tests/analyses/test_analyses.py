@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from by_hand import relative_residual
+from refusals import refusal
 from rows import pick
 from shipped import options_of
 
@@ -259,6 +260,14 @@ def test_recomputed_paths_are_all_run_up_to_a_limit(make_subject, caplog, max_pa
     assert len(pick(table, scheme="frozen", selection="all")) == 4
     assert len(pick(table, scheme="recomputed", selection="sampled")) == 24
     assert ("max_paths=26" in caplog.text) != are_run
+
+
+def test_options_that_leave_no_path_are_refused(make_subject):
+    asked = exact_options("recomputed", max_paths=26)
+    said = refusal(paths.check, make_subject(), asked)
+    assert said.startswith("analysis.paths.max_paths=26: leaves nothing to measure, because the network has 27 paths")
+    for changes in ({"max_paths": 27}, {"subset_sizes": [1]}, {"schemes": ["frozen", "recomputed"]}):
+        paths.check(make_subject(), dataclasses.replace(asked, **changes))
 
 
 @pytest.mark.parametrize("norm", ["none", "post"])

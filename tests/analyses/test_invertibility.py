@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 import scipy.optimize
 import torch
+from refusals import refusal
 from shipped import options_of
 
 from rankbench.analyses import ANALYSES, histograms, invertibility, residual
@@ -167,6 +168,11 @@ def test_histograms_count_the_entries(make_subject):
             assert row.density == pytest.approx(inside.mean() / (row.high - row.low), rel=1e-9)
         assert (bins.density * (bins.high - bins.low)).sum() == pytest.approx(1)
     assert "sd" in histograms.digest(table)
+
+
+def test_entries_that_overflow_are_refused(make_subject):
+    said = refusal(histograms.table, make_subject(), histogram_options(ranges=[[0, 1], [0, 1e160]]))
+    assert said.startswith("analysis.histograms.ranges=[[0,1e+160]]: the outputs of attention overflow")
 
 
 @pytest.mark.further

@@ -239,7 +239,7 @@ def test_a_stopped_analysis_goes_on_behind_the_last_seed_that_it_measured(
         assert not (folder / "paths.unfinished").exists()
 
 
-@pytest.mark.parametrize("change", ["options", "code", "table", "record", "gone"])
+@pytest.mark.parametrize("change", ["options", "code", "table", "record", "torn", "gone"])
 def test_seeds_of_another_analysis_or_that_changed_are_measured_again(
     killed_behind_a_seed, tmp_path_factory, fresh, calls, monkeypatch, change
 ):
@@ -254,6 +254,8 @@ def test_seeds_of_another_analysis_or_that_changed_are_measured_again(
             table.write_text(table.read_text().replace("5", "4", 1))
         case "record":
             write_json(kept / "kept.json", {"files": []})
+        case "torn":
+            (kept / "kept.json").write_text('{"key": ')
         case "gone":
             (kept / "kept.json").unlink()
     analyze(cfg, fresh, killed_behind_a_seed)
@@ -528,6 +530,15 @@ def test_a_diverged_seed_is_left_out_and_named(run, caplog):
     (subject,) = subjects_of_run(run, machine())
     assert subject.seed == 6 and torch.equal(subject.network.read_out.bias, second)
     assert [record.levelname for record in caplog.records if "seed 5" in record.message] == ["WARNING"]
+
+
+def test_a_seed_without_a_test_loss_is_refused(run):
+    """As of a file that was edited: nothing says whether its training had converged."""
+    lines = (run.folder / "metrics.csv").read_text().splitlines(keepends=True)
+    (run.folder / "metrics.csv").write_text("".join(line for line in lines if ",6,test," not in line))
+    line = refusal(subjects_of_run, run, machine())
+    assert line.startswith(f"{run.folder / 'metrics.csv'}: has no row of seed 6 and split test; put back the file")
+    assert len(subjects_of_run(run, machine(), [5])) == 1
 
 
 def test_a_run_of_which_every_seed_diverged_is_refused(run):

@@ -20,6 +20,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from breadth import some
+from drawn import transformer
 from interrupted import during_step
 from refusals import refusal
 from shipped import task_of
@@ -553,6 +554,8 @@ def test_sentences_follow_the_model_and_the_temperature():
             by_hand = sum(logits[a].log_softmax(0)[b].item() for a, b in itertools.pairwise(states))
             assert recorded == pytest.approx(by_hand, abs=1e-12)
         assert written.shape[1] <= 12
+    greedy, _ = samples.write(model, begin[:3], 4, 5e-324, torch.Generator())  # logits over it overflow
+    assert greedy.tolist() == [[0, 1, 0, 1]] * 3
 
 
 @pytest.mark.further
@@ -623,6 +626,15 @@ def test_the_table_of_curves(tmp_path):
         assert table.microseconds_per_token.notna().sum() == 2 * (len(speed) - 1) > 0
         sizes = {name: weight[0].numel() for name, weight in run.weights().items()}
         assert first.parameters == sum(sizes.values()) and (first.variant, first.layers) == ("causal", 1)
+
+
+@pytest.mark.parametrize("kept", [1, 2])
+def test_an_evaluation_that_a_kill_cut_short_is_not_the_best(kept):
+    losses = pd.DataFrame({"step": [0, 0, 5, 5], "split": ["valid", "test"] * 2, "loss": [3.0, 3.1, 2.0, 2.1]})
+    curve = losses.assign(accuracy=0.5, tokens_per_second=math.nan).iloc[: 2 + kept]
+    subject = Subject("a run", 0, curve=curve, networks={"trained": transformer()})
+    table = curves.table(subject, curves.Options(["valid", "test"]))
+    assert set(table.test_loss) == {2.1 if kept == 2 else 3.1} and len(table) == len(curve)
 
 
 def test_curves_of_a_task_without_a_validation_set(tmp_path):
