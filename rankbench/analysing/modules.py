@@ -155,12 +155,17 @@ def _share_unknown(tokenizer: Any, ids_BN: Tensor) -> float | None:
     """Share of the tokens, special ones aside, that the tokenizer does not know; None if it has no id for these alone,
     as one that falls back to bytes."""
     unknown = getattr(tokenizer, "unk_token_id", None)
-    names = ("bos", "eos", "cls", "sep", "pad", "mask")
-    others = {getattr(tokenizer, f"{name}_token_id") for name in names} - {None} if unknown is not None else {None}
+    others = _ids_of(tokenizer, "bos", "eos", "cls", "sep", "pad", "mask")
     if unknown is None or unknown in others or ids_BN.is_floating_point():
         return None
     words = ids_BN[~torch.isin(ids_BN, torch.tensor([ABSENT, *others]))]
     return (words == unknown).double().mean().item() if len(words) else None
+
+
+def _ids_of(tokenizer: Any, *names: str) -> list[int]:
+    """The ids of these special tokens, as bos for `bos_token`, less those that the tokenizer lacks."""
+    ids = (getattr(tokenizer, f"{name}_token_id", None) for name in names)
+    return [token for token in ids if token is not None]
 
 
 def tell_unknown(subject: Subject) -> None:
@@ -234,8 +239,7 @@ def _special(cfg: AnalyzeConfig, checkpoint: Checkpoint, inputs: Tensor) -> tupl
         return ()
     special = cfg.special_tokens
     if special is None:
-        ends = (getattr(checkpoint.reader, f"{name}_token_id", None) for name in ("cls", "sep", "bos", "eos"))
-        special = sorted({token for token in ends if token is not None})
+        special = sorted({*_ids_of(checkpoint.reader, "cls", "sep", "bos", "eos")})
     if not (~torch.isin(inputs, torch.tensor([*special, ABSENT]))).any(1).all():
         raise ConfigError(
             f"inputs={cfg.inputs}: a text has only special tokens; leave it out, or use special_tokens=[]"
@@ -261,9 +265,8 @@ def _decoders(models: dict[str, nn.Module], example: Example, config: Any) -> tu
 def _kinds_of_checkpoint(cfg: AnalyzeConfig, checkpoint: Checkpoint, inputs: Tensor) -> Kinds:
     """Kinds of tokens: of images the class tokens (in DeiT two) and registers, of texts beginnings and ends."""
     if not inputs.is_floating_point():
-        names = {"class": ("cls", "bos"), "separators": ("sep", "eos")}
-        ids = {kind: [getattr(checkpoint.reader, f"{name}_token_id", None) for name in names[kind]] for kind in names}
-        return _kinds({}, {kind: [token for token in ids[kind] if token is not None] for kind in ids}, cfg)
+        reader = checkpoint.reader
+        return _kinds({}, {"class": _ids_of(reader, "cls", "bos"), "separators": _ids_of(reader, "sep", "eos")}, cfg)
     embeddings = getattr(checkpoint.trained.base_model, "embeddings", None)
     num_class = sum(getattr(embeddings, f"{name}_token", None) is not None for name in ("cls", "distillation"))
     num_registers = getattr(checkpoint.trained.config, "num_register_tokens", None) or 0
