@@ -168,6 +168,11 @@ def chunks(sequences: Batch, at_a_time: int, what: str) -> Iterator[Batch]:
     return counted(batches, num_sequences, what, lambda batch: len(batch.inputs))
 
 
+def each_sequence(x: Tensor, lengths_B: Tensor | None) -> Iterator[Tensor]:
+    """Yield each sequence of inputs or states, (N, ...), without its absent tokens."""
+    return (x_N if lengths_B is None else x_N[: lengths_B[number]] for number, x_N in enumerate(x))
+
+
 @dataclass(frozen=True)
 class Analysis:
     """One analysis: its options, table, figure and digest, and what it needs of a subject.

@@ -14,7 +14,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from rankbench.analyses.analysis import Analysis, Subject
+from rankbench.analyses.analysis import Analysis, Subject, each_sequence
 from rankbench.analyses.columns import ATTENTION, ATTENTION_FLOORS, SPECIAL_TOKENS, SPREAD, WEIGHTS
 from rankbench.config.keys import key
 from rankbench.measures.attention_matrices import (
@@ -94,10 +94,8 @@ def _entropies(subject: Subject, options: Options) -> Iterator[dict[str, Any]]:
     """A row for each head and sequence, over all tokens of the sequence; none for modules alone."""
     for weights, network in subject.networks.items():
         inputs = subject.test.inputs[: options.sequences]
-        lengths_B = network.lengths(inputs)
-        for number, sequence in enumerate(inputs):
-            present = sequence if lengths_B is None else sequence[: lengths_B[number]]
-            for layer, values in of_heads(network, present):
+        for sequence in each_sequence(inputs, network.lengths(inputs)):
+            for layer, values in of_heads(network, sequence):
                 by_head = zip(*(values[name].tolist() for name in ENTROPIES), strict=True)
                 for head, numbers in enumerate(by_head, 1):
                     axes = {"weights": weights, "layer": layer, "head": head}
@@ -152,10 +150,10 @@ def _floors(read: ReadModule, example: Example, generator: torch.Generator) -> d
             "attention_below_floor": (residual_BH <= floor_BH).double(),
             "distance_noise_floor": of_distances_BH,
         }
-        depth, head = read.first[call.key]
-        for of_head in zip(*(value_BH.nanmean(0).tolist() for value_BH in values.values()), strict=True):
+        depth, first_head = read.first[call.key]
+        means = zip(*(value_BH.nanmean(0).tolist() for value_BH in values.values()), strict=True)
+        for head, of_head in enumerate(means, first_head):
             columns[depth, head] = dict(zip(values, of_head, strict=True))
-            head += 1
     return columns
 
 

@@ -16,7 +16,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from rankbench.analyses.analysis import Analysis, Subject
+from rankbench.analyses.analysis import Analysis, Subject, each_sequence
 from rankbench.analyses.columns import SPECIAL_TOKENS
 from rankbench.config.keys import ConfigError, key
 from rankbench.measures import lipschitz_bounds
@@ -227,9 +227,8 @@ def _rows_around_data(
     network: Network, inputs: Tensor, rows: list[dict], options: Options, seed: int
 ) -> Iterator[dict]:
     """Rows of the bound and the ascent on balls around the sequences. rows: those with the theorem's bound."""
-    lengths_B, sequences = network.lengths(inputs), counted(inputs, len(inputs), "lipschitz: balls")
-    present = (x if lengths_B is None else x[: lengths_B[number]] for number, x in enumerate(sequences))
-    states = (network.embed(x[None])[0] for x in present)
+    sequences = counted(each_sequence(inputs, network.lengths(inputs)), len(inputs), "lipschitz: balls")
+    states = (network.embed(x[None])[0] for x in sequences)
     of_theorem = {"part": "network", "p": 2.0, "quantity": "theorem"}
     theorem = next(row["value"] for row in rows if of_theorem.items() <= row.items())
     for ball, norm in on_balls(network, states, options.radii, theorem, generator_for(seed, "balls")):
@@ -253,10 +252,8 @@ Axes = tuple[str, int, str]  # part, layer, norm
 def _rows_at_data(network: Network, inputs: Tensor, options: Options) -> Iterator[dict]:
     """Rows of the largest Jacobian norm over the sequences."""
     largest: dict[Axes, float] = {}
-    lengths_B = network.lengths(inputs)
-    sequences = counted(inputs, len(inputs), "lipschitz: sequences")
-    for number, sequence in enumerate(sequences):
-        sequence = sequence if lengths_B is None else sequence[: lengths_B[number]]
+    sequences = each_sequence(inputs, network.lengths(inputs))
+    for sequence in counted(sequences, len(inputs), "lipschitz: sequences"):
         for axes, value in _at_sequence(network, sequence, options.norms):
             largest[axes] = max(largest.get(axes, 0.0), value)
     for (part, layer, norm), value in largest.items():

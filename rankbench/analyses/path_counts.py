@@ -34,10 +34,9 @@ class Options:
 def table(subject: Subject, options: Options) -> pd.DataFrame:
     """A row for each length of each network. The weights play no part."""
     own_layers, own_heads, own_skip = subject.network.path_choices
-    networks: list[tuple[str, int, int, bool]] = []
-    for name in options.architectures:
-        layers, heads = options.known[name]
-        networks.append((name, layers, heads, True))
+    networks = [
+        (name, layers, heads, True) for name in options.architectures for layers, heads in [options.known[name]]
+    ]
     if options.layers is not None or options.heads is not None:
         layers, heads = options.layers or own_layers, options.heads or own_heads
         networks.append((f"L={layers} H={heads}", layers, heads, True))

@@ -19,7 +19,7 @@ from rankbench.analyses.spectrum import check
 from rankbench.config.keys import key
 from rankbench.measures.attention_matrices import attention_metrics
 from rankbench.measures.dong_theory import num_paths
-from rankbench.measures.frozen_network import FrozenNetwork, sums_through_heads
+from rankbench.measures.frozen_network import FrozenNetwork, PathSums, sums_through_heads
 from rankbench.measures.module_paths import (
     floors_of_parts,
     norms,
@@ -74,9 +74,11 @@ def _of_network(subject: Subject, options: Options) -> pd.DataFrame:
     model = subject.network
     layers, heads, skip = model.path_choices
     test = subject.test[: options.sequences]
-    parts: list[dict] = [{"part": "length", "path_length": k} for k in range(layers + 1)] + [{"part": "bias"}]
+    counts = [num_paths(layers, heads, length, skip) for length in range(layers + 1)]
+    parts: list[dict] = [{"part": "length", "path_length": k, "num_paths": n} for k, n in enumerate(counts)]
+    parts.append({"part": "bias"})
     for layer, head in product(range(1, layers + 1), range(1, heads + 1)):
-        parts.append({"part": "head", "layer": layer, "head": head})
+        parts.append({"part": "head", "layer": layer, "head": head, "num_paths": (heads + skip) ** (layers - 1)})
     numbers = len(parts) * test.inputs.shape[1] * model.width
     at_a_time = max(1, NUMBERS_AT_A_TIME // numbers)
     sums: list[dict[str, Tensor]] = [{} for _ in [*parts, "whole"]]
@@ -84,19 +86,17 @@ def _of_network(subject: Subject, options: Options) -> pd.DataFrame:
     remainder = 0.0
     for batch in chunks(test, at_a_time, "path_mass: sequences"):
         network, counted_BN = FrozenNetwork(model, batch.inputs, options.mlp), model.counted(batch.inputs)
-        state, remainder = network.state_BND, max(remainder, network.by_length().remainder().max().item())
+        by_length, state = network.by_length(), network.state_BND
+        remainder = max(remainder, by_length.remainder().max().item())
         slope = _slope(state, batch.targets, model.read_out)
-        for of_part, part_BND in zip(sums, [*_parts_of(network), torch.zeros_like(state)], strict=True):
+        for of_part, part_BND in zip(sums, [*_parts_of(network, by_length), torch.zeros_like(state)], strict=True):
             _add(of_part, _of_part(part_BND, state, slope, batch.targets, counted_BN, model.read_out))
         _add(ranks, _ranks(model, batch.inputs))
     whole, num_sequences = sums.pop(), len(test.inputs)
     rows, below = [], _below_floor(subject, test[: min(FLOOR_SEQUENCES, at_a_time)], options.mlp)
     for number, (part, of_part) in enumerate(zip(parts, sums, strict=True)):
         row = _row(part, of_part, num_sequences) | {name: below_T[number].item() for name, below_T in below.items()}
-        if part["part"] == "length":
-            row["num_paths"] = num_paths(layers, heads, part["path_length"], skip)
-        elif part["part"] == "head":
-            row["num_paths"] = (heads + skip) ** (layers - 1)
+        if part["part"] == "head":
             at = (part["layer"] - 1, part["head"] - 1)
             row |= {name: rank_LH[at].item() / num_sequences for name, rank_LH in ranks.items()}
         if row["num_paths"] != 0:  # without skips there are paths of one length alone
@@ -121,10 +121,9 @@ def _whole(without_nothing: Mapping[str, Tensor]) -> dict[str, float]:
     return {f"whole_{name}": (without_nothing[f"{name}_without"] / without_nothing["tokens"]).item() for name in WHOLE}
 
 
-def _parts_of(network: FrozenNetwork) -> Tensor:
+def _parts_of(network: FrozenNetwork, sums: PathSums) -> Tensor:
     """The sums of all lengths, the bias term, and the sums through all heads, (T, B, N, D)."""
-    by_length_KBND, bias_BND, _ = network.by_length()
-    return torch.cat([by_length_KBND, bias_BND[None], sums_through_heads(network).flatten(0, 1)])
+    return torch.cat([sums.by_length_KBND, sums.bias_BND[None], sums_through_heads(network).flatten(0, 1)])
 
 
 def _effects(state: Tensor, targets: Tensor, read_out: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -157,7 +156,7 @@ def _below_floor(subject: Subject, batch: Batch, mlp: str) -> dict[str, Tensor]:
 
     def measured(copies: int) -> tuple[Tensor, Tensor]:
         network = FrozenNetwork(model, side_by_side(batch.inputs, copies), mlp)
-        parts_TBND = _parts_of(network)
+        parts_TBND = _parts_of(network, network.by_length())
         effects = _effects(network.state_BND, side_by_side(batch.targets, copies), model.read_out)
         return parts_TBND, torch.stack([effects(part_BND) for part_BND in parts_TBND], dim=1)
 

@@ -44,6 +44,10 @@ from rankbench.tape import Tape
 from rankbench.tasks import Batch
 from rankbench.tasks.task import Score, majority_baselines, repeated_token_ceiling, score
 
+NUMBERS_AT_A_TIME = 1 << 25  # in the sums of all groups: 256 MiB of float64
+# Largest remainder that rounding explains, with a margin of 10^4 on what a few hundred additions lose.
+LARGEST_REMAINDER = {torch.float64: 1e-10, torch.float32: 1e-3}
+
 log = logging.getLogger(__name__)
 
 
@@ -324,11 +328,6 @@ def digest(table: pd.DataFrame) -> str:
         f"{scored.replace('_', ' ')} by path length ({mean_of_seeds(table.seed.nunique())})\n"
         f"{mean.round(3).to_string()}\n{of_whole}largest remainder of the exact sums: {table.remainder.max():.1e}"
     )
-
-
-NUMBERS_AT_A_TIME = 1 << 25  # in the sums of all groups: 256 MiB of float64
-# Largest remainder that rounding explains, with a margin of 10^4 on what a few hundred additions lose.
-LARGEST_REMAINDER = {torch.float64: 1e-10, torch.float32: 1e-3}
 
 
 SUMS = {

@@ -40,9 +40,9 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     parts = []
     for weights, exact in subject.networks_in_float64():
         path_TNC = free_run(exact, task, steps)
-        parts.append(_rows(path_TNC, task, options).assign(weights=weights, **_summary(path_TNC, exact, task, options)))
-    whole = pd.concat(parts, ignore_index=True)
-    return whole[["weights", *(name for name in whole if name != "weights")]]
+        summary = _summary(path_TNC, exact, task, options)
+        parts.append(pd.DataFrame({"weights": weights, **_columns(path_TNC, task, options), **summary}))
+    return pd.concat(parts, ignore_index=True)
 
 
 @torch.no_grad()
@@ -63,12 +63,13 @@ def _distances(path_TNC: np.ndarray) -> np.ndarray:
     return np.linalg.norm(path_TNC[:, 0] - path_TNC[:, 1], axis=-1)
 
 
-def _rows(path_TNC: np.ndarray, task: CircleArcs, options: Options) -> pd.DataFrame:
+def _columns(path_TNC: np.ndarray, task: CircleArcs, options: Options) -> dict[str, np.ndarray]:
+    """Columns of the rows of a run, two for each step that is kept."""
     last = len(path_TNC) - 1
     kept = sorted({*range(0, last + 1, options.every), last})
     distance_T = _distances(path_TNC)
     error_TN = np.linalg.norm(path_TNC - task.positions(torch.arange(last + 1)).numpy(), axis=-1)
-    columns = {
+    return {
         "step": np.repeat(kept, 2),
         "token": np.tile([1, 2], len(kept)),
         "x": path_TNC[kept, :, 0].ravel(),
@@ -77,7 +78,6 @@ def _rows(path_TNC: np.ndarray, task: CircleArcs, options: Options) -> pd.DataFr
         "below_floor": np.repeat(distance_T[kept] <= SMALLEST_DISTANCE * distance_T[0], 2).astype(float),
         "error": error_TN[kept].ravel(),
     }
-    return pd.DataFrame(columns)
 
 
 @torch.no_grad()

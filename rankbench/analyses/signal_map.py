@@ -12,7 +12,7 @@ from typing import cast
 import pandas as pd
 import torch
 
-from rankbench.analyses.analysis import Analysis, Subject
+from rankbench.analyses.analysis import Analysis, Subject, each_sequence
 from rankbench.config.keys import key
 from rankbench.measures.law import mean_cosine
 from rankbench.measures.signal_propagation import WEIGHT_VARIANCE, cosines, critical_beta
@@ -52,9 +52,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     fresh = cast(Transformer, initial_model(cfg, subject.task, subject.seed)).to(subject.network.read_out.weight)
     inputs = subject.test.inputs[: options.sequences]
     *_, last = run(fresh, inputs)
-    lengths = fresh.lengths(inputs)
-    sizes = [last.output_BND.shape[1]] * len(inputs) if lengths is None else lengths.tolist()
-    measured = [mean_cosine(x_ND[:size]) for x_ND, size in zip(last.output_BND, sizes, strict=True)]
+    measured = [mean_cosine(x_ND) for x_ND in each_sequence(last.output_BND, fresh.lengths(inputs))]
     score = subject.score(subject.test)
     row = {
         "layers": cfg.layers,
