@@ -629,12 +629,23 @@ def test_what_a_file_holds_besides_token_ids_is_read_or_refused(folder, tmp_path
     assert message in refusal(analyze, folder, "bert", "residual", words=words)
 
 
-def test_any_token_below_zero_is_absent(folder, tmp_path):
+@pytest.mark.parametrize("absent", [-100, 0])
+def test_tokens_below_zero_and_of_padding_are_absent_in_all_tables(folder, tmp_path, absent):
+    """Of padding after the last other token: BERT's is 0."""
     tables = []
-    for absent in (-1, -100):
-        np.save(tmp_path / "ids.npy", np.array([[3, 4, 5, 6], [5, 4, absent, absent]]))
-        tables.append(analyze(folder, "gpt2", "residual", words=[f"inputs={tmp_path / 'ids.npy'}"])["residual"])
-    pd.testing.assert_frame_equal(*tables)
+    for token in (-1, absent):
+        np.save(tmp_path / "ids.npy", np.array([[3, 4, 5, 6], [5, 4, token, token]]))
+        words = [f"inputs={tmp_path / 'ids.npy'}"]
+        tables.append(analyze(folder, "bert", "residual", "attention", "spectrum", words=words))
+    for name, table in tables[0].items():
+        pd.testing.assert_frame_equal(table, tables[1][name])
+
+
+def test_random_ids_are_no_padding(folder, tmp_path):
+    shutil.copytree(folder / "bert", tmp_path / "bert", ignore=shutil.ignore_patterns("*token*"))
+    checkpoint = load_checkpoint(str(tmp_path / "bert"), 0)
+    ids_BN, _ = inputs_of(compose("analyze", "model=pretrained", f"model.path={tmp_path / 'bert'}"), checkpoint)
+    assert ids_BN.shape == (8, 16) and set(ids_BN.flatten().tolist()) == set(range(1, len(WORDS)))
 
 
 @pytest.mark.parametrize("padding", [-1, 2**63])
