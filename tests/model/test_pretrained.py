@@ -648,6 +648,7 @@ UNREADABLE += [{"model_type": None}, {"vocab_size": -3}]
     ("family", "changes", "says"),
     [
         ("GPT2", {"n_layer": 0}, "config.json says 0 layers; fetch it again"),
+        ("GPT2", {"n_layer": 2**31}, "config.json says 2147483648 layers; fetch it again"),
         ("GPT2", {"quantization_config": {"quant_method": "unheard"}}, "its weights are quantised (unheard), and "),
         ("Bert", {"intermediate_size": 20}, "encoder.layer.0.intermediate.dense.bias has the shape (24,), config.json"),
         *(("Bert", changes, "cannot be read: ") for changes in UNREADABLE),

@@ -27,6 +27,7 @@ from rankbench.config.keys import ConfigError
 log = logging.getLogger(__name__)
 
 SECONDS_TO_ANSWER = 2
+MOST_LAYERS = 10_000
 OFFLINE = {"local_files_only": True}
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 TOKENIZER = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "tokenizer.model", "sentencepiece.bpe.model")
@@ -143,8 +144,9 @@ def _check_files(folder: Path) -> None:
 
 
 def _check_config(path: str, config: Any) -> None:
-    """ConfigError for a model without layers, and for quantised weights, whose numbers the library may not know."""
-    if (layers := getattr(config, "num_hidden_layers", 1)) < 1:
+    """ConfigError for a model without layers, or with more than any has, and for quantised weights, whose numbers the
+    library may not know."""
+    if not 1 <= (layers := getattr(config, "num_hidden_layers", 1)) <= MOST_LAYERS:  # the library would make them all
         raise ConfigError(f"{path}: config.json says {layers} layers; fetch it again")
     if (quantised := getattr(config, "quantization_config", None)) is not None:
         method = quantised.get("quant_method") if isinstance(quantised, dict) else None
