@@ -51,10 +51,10 @@ def hydra_of_job() -> tuple[Any, bool]:
     return hydra, hydra.mode == RunMode.MULTIRUN
 
 
-def typed_words(config: DictConfig) -> list[str]:
+def typed_words(hydra: Any) -> list[str]:
     """The overrides as they were typed. Reading them from the config one by one would resolve `${...}` in them, to
     values that belong to none of the sweep's jobs."""
-    words: Any = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
+    words: Any = OmegaConf.to_container(hydra.overrides.task, resolve=False)
     return words
 
 
@@ -77,7 +77,7 @@ def working(command: str, out: str) -> Iterator[None]:
 def prepared(config: DictConfig) -> Any:
     """The job's config, checked, with `out` set to the folder that Hydra gave it: in a sweep each job has its own."""
     hydra, in_sweep = hydra_of_job()
-    cfg: Any = resolve(config, hydra.overrides.task)
+    cfg: Any = resolve(config, typed_words(hydra))
     cfg.out = os.path.relpath(hydra.runtime.output_dir)
     if in_sweep and hydra.runtime.choices.get("hydra/launcher") in ("joblib", "submitit_local"):
         from rankbench.runs.machine import share_gpus

@@ -69,7 +69,7 @@ def _naming_after_what_varies(words: list[str]) -> list[str]:
 
 def _run(config: DictConfig, context: HydraContext, job: Callable[[DictConfig], Any]) -> None:
     """Run a single job."""
-    words = typed_words(config)
+    words = typed_words(config.hydra)
     check_job(cfg := resolve(config, words), words)
     check_single(cfg)
     told = {"config": config, "config_name": config.hydra.job.config_name}

@@ -57,7 +57,7 @@ def sweep(config: DictConfig, context: HydraContext, job: Callable[[DictConfig],
     context.callbacks.on_multirun_start(**told)
     try:
         if _is_search(config):
-            Plugins.instance().instantiate_sweeper(**how).sweep(arguments=typed_words(config))
+            Plugins.instance().instantiate_sweeper(**how).sweep(arguments=typed_words(config.hydra))
         else:
             grid.launch(Plugins.instance().instantiate_launcher(**how))
     except KeyboardInterrupt:
@@ -203,7 +203,7 @@ def _best_trial(folder: Path, config: DictConfig) -> list[str]:
 
 def _check_search(config: DictConfig) -> None:
     """Check the keys that are the same in all trials of a search, whose jobs are not known beforehand."""
-    command, words = config.hydra.job.config_name, typed_words(config)
+    command, words = config.hydra.job.config_name, typed_words(config.hydra)
     same = [str(override.input_line) for override in parsed(words) if not override.is_sweep_override()]
     with explaining(command, words):
         cfg = resolve(composed(command, *same), same)
@@ -227,5 +227,5 @@ def _sweep_overrides(config: DictConfig) -> list[Override]:
     if "budget" in config:  # a preset's sweep may use it
         KEYS["budget"].check("budget", config.budget)
     preset = [f"{key}={text}" for key, text in (config.hydra.sweeper.params or {}).items()]
-    overrides = parsed([*preset, *typed_words(config)])
+    overrides = parsed([*preset, *typed_words(config.hydra)])
     return list({override.get_key_element(): override for override in overrides}.values())

@@ -379,7 +379,8 @@ def test_analyze_latest_and_by_folder_give_what_train_gave(home, trained):
 
 def test_analyze_without_a_run_measures_fresh_models(tmp_path):
     words = [word for word in TINY if not word.startswith("trainer.")]
-    succeeds("analyze", *words, "model=san", "replicas=2", "seed=4", *SHORT_RESIDUAL, at=tmp_path)
+    words += ["model=${nothing}", "model=san"]  # the last choice counts
+    succeeds("analyze", *words, "replicas=2", "seed=4", *SHORT_RESIDUAL, at=tmp_path)
     table = pd.read_csv(newest(tmp_path) / "residual.csv")
     assert set(table.run) == {"fresh"} and set(table.seed) == {4, 5} and set(table.weights) == {"initialised"}
     assert set(table.model) == {"san"} and table.layer.max() == 2
