@@ -3,6 +3,7 @@
 Shapes: T slots held (rows), B batch, H head, N query token, M key token, D and F widths, K head width.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -151,23 +152,28 @@ class Normed(Step):
 
 @dataclass(eq=False)
 class Through(Step):
-    """Any function that is linear in all of its tensors jointly, or affine: constant + linear."""
+    """Any function that is linear in all of its tensors jointly, or affine: constant + linear. one_by_one: torch can
+    run it on several rows at the same time only with a warning of its slowness."""
 
     function: Callable[..., Tensor]
     affine: bool = False
+    one_by_one: bool = False
     new: ClassVar[bool] = False
 
     def __call__(self, sweep: Replay, inputs: Sequence[Any], own: Sequence[bool]) -> Slots:
         low, high = min(x.low for x in inputs), max(x.high for x in inputs)
         rows = [x.dense(low, high) for x in inputs]
-        try:
-            result = torch.func.vmap(self.function)(*rows)
-        except RuntimeError:  # a call that torch cannot run on several rows at the same time
-            result = torch.stack([self.function(*values) for values in zip(*rows, strict=True)])
+        result = self._of_rows(rows)
         if not self.affine:
             return Slots(low, result)
         constant = self.function(*(torch.zeros_like(x[0]) for x in rows))
         return _with_constant(sweep, Slots(low, result - constant), constant)
+
+    def _of_rows(self, rows: Sequence[Tensor]) -> Tensor:
+        if not self.one_by_one:
+            with contextlib.suppress(RuntimeError):  # of a call that torch cannot run on several rows at all
+                return torch.func.vmap(self.function)(*rows)
+        return torch.stack([self.function(*values) for values in zip(*rows, strict=True)])
 
 
 @dataclass(eq=False)

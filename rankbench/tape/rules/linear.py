@@ -195,7 +195,7 @@ def _grouped(seen: Seen) -> Tag | None:
     if any(seen.tag(x).has_paths for x in seen.others):
         return None
     function = seen.of_first
-    return as_map(through(seen, [seen.args[0]], lambda x: function(x.contiguous())))
+    return as_map(through(seen, [seen.args[0]], lambda x: function(x.contiguous()), one_by_one=True))
 
 
 def through(
@@ -205,8 +205,9 @@ def through(
     affine: bool = False,
     result: Tensor | None = None,
     reads: Reads = (),
+    one_by_one: bool = False,
 ) -> Tag:
-    """The tag of a function that is linear, or affine, in these tensors jointly."""
+    """The tag of a function that is linear, or affine, in these tensors jointly. one_by_one: as in `Through`."""
     tags = [seen.tag(x) for x in data]
     if any(tag.opaque is not None for tag in tags):
         return seen.value_only(tags, Level.LINEAR)
@@ -214,7 +215,7 @@ def through(
     if any(tag.node is not None for tag in tags):
         parents = tuple(tag.node or x for x, tag in zip(data, tags, strict=True))
         shape = (seen.result if result is None else result).shape
-        tag.node = seen.node(parents, Through(function, affine), reads=reads, shape=shape)
+        tag.node = seen.node(parents, Through(function, affine, one_by_one), reads=reads, shape=shape)
     return tag
 
 
