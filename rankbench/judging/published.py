@@ -30,7 +30,7 @@ def _all_published() -> pd.DataFrame:
             if known := sorted({*before.figure} & {*table.figure}):
                 raise ConfigError(f"{path}: figure {known[0]} exists already; give it another name")
         tables[path] = table
-    return pd.concat(tables.values(), ignore_index=True)
+    return pd.concat(tables.values(), ignore_index=True) if tables else pd.DataFrame(columns=COLUMNS)
 
 
 def read_published(path: Path) -> pd.DataFrame:
