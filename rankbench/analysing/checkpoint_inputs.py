@@ -14,7 +14,7 @@ from rankbench.config.keys import ConfigError
 from rankbench.config.schema import AnalyzeConfig
 from rankbench.model.modules import read_images, read_inputs
 from rankbench.model.pretrained import BESIDE, Checkpoint
-from rankbench.model.pretrained.families import padding_of
+from rankbench.model.pretrained.families import padding_of, tokens_of
 from rankbench.seeds import generator_for
 from rankbench.tasks.task import ABSENT
 
@@ -88,16 +88,10 @@ def inputs_of(cfg: AnalyzeConfig, checkpoint: Checkpoint) -> tuple[Tensor, Tenso
         raise ConfigError(
             f"inputs={cfg.inputs}: token id {largest}; the vocabulary of {cfg.checkpoint} ends with {letters - 1}"
         )
-    inputs = _without_padding(inputs, padding_of(checkpoint.trained.config))
+    inputs = inputs.where(tokens_of(inputs, checkpoint.trained.config)[1], ABSENT)  # no padding behind a text
     if targets is None:
         return _with_targets(inputs, cfg, checkpoint)
     return inputs, targets[:, : cfg.tokens] if targets.dim() > 1 else targets
-
-
-def _without_padding(ids_BN: Tensor, padding: int | None) -> Tensor:
-    """The ids with ABSENT for those of padding that come after a text's last other token."""
-    is_other_BN = (ids_BN != ABSENT) & (ids_BN != (ABSENT if padding is None else padding))
-    return ids_BN.where(is_other_BN.flip(-1).cumsum(-1).flip(-1) > 0, ABSENT)
 
 
 def _ids_of_ours(cfg: AnalyzeConfig, checkpoint: Checkpoint) -> Tensor:

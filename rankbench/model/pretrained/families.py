@@ -270,6 +270,13 @@ def padding_of(config: Any) -> int | None:
     return padding if padding in range(getattr(config, "vocab_size", 0)) else None
 
 
+def tokens_of(ids_BN: Tensor, config: Any) -> tuple[Tensor, Tensor]:
+    """Masks (B, N) of the tokens that are neither absent nor padding, and of all up to the last one of their text."""
+    padding = padding_of(config)
+    is_token_BN = ids_BN >= 0 if padding is None else (ids_BN >= 0) & (ids_BN != padding)
+    return is_token_BN, is_token_BN.flip(-1).cumsum(-1).flip(-1) > 0
+
+
 class PretrainedText(PretrainedNetwork):
     """A network of token ids.
 
@@ -288,11 +295,7 @@ class PretrainedText(PretrainedNetwork):
     def present(self, inputs: Tensor) -> Tensor | None:
         """Mask of the present tokens, (B, N) bool; None if all are present. ConfigError for padding on the left."""
         padding = padding_of(self.module.config)
-        is_token_BN = inputs >= 0 if padding is None else (inputs >= 0) & (inputs != padding)
-        if is_token_BN.all():
-            return None
-        # all up to the last token
-        present_BN = is_token_BN.flip(-1).cumsum(-1).flip(-1) > 0
+        is_token_BN, present_BN = tokens_of(inputs, self.module.config)
         inside_BN = present_BN & ~is_token_BN
         if padding in (getattr(self.module.config, name, None) for name in ("bos_token_id", "eos_token_id")):
             inside_BN = inside_BN & (inputs < 0)
