@@ -23,6 +23,17 @@ COPIES |= {"setitem"}
 # Calls that describe a tensor, without reading or making numbers.
 DESCRIBES = {"shape", "dtype", "device", "ndim", "size", "dim", "stride", "numel", "is_contiguous", "is_nested"}
 DESCRIBES |= {"is_floating_point", "is_complex"}
+# Elementwise functions: of one tensor; of several, but for sums; all.
+ACTIVATIONS = """
+    relu relu6 leaky_relu elu selu celu gelu silu mish softplus hardswish erf hardtanh hardsigmoid tanh sigmoid
+    softsign tanhshrink clamp clamp_min clamp_max abs pow square prelu logsigmoid log_sigmoid hardshrink softshrink
+    threshold sin cos _threshold rrelu tan atan arctan sinh cosh asinh arcsinh sinc erfc expm1 log1p sign round
+    floor ceil trunc frac nan_to_num special_erf
+"""
+JOINS = {"mul", "div", "where", "masked_fill", "maximum", "minimum", "fmax", "fmin"}
+ELEMENTWISE = {*ACTIVATIONS.split(), *JOINS, "add", "sub", "rsub", "neg", "exp", "log", "sqrt", "rsqrt", "reciprocal"}
+ELEMENTWISE |= {"gt", "ge", "lt", "le", "eq", "ne", "contiguous", "clone", "to", "type", "type_as"}
+ELEMENTWISE |= {"float", "double", "half", "bfloat16"}
 # Modules without which nothing is compiled.
 COMPILES = {"torch._dynamo", "torch.nn.attention.flex_attention"}
 ALIASES = {

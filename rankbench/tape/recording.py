@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import or_
 from typing import Any
@@ -39,7 +39,23 @@ from rankbench.tape.calls import (
 from rankbench.tape.following import OF_INPUT, TokenInputs, first_state, state_of
 from rankbench.tape.replay import Call, Node, Step, version
 from rankbench.tape.steps import Source
-from rankbench.tape.tags import AttentionCall, Kind, Level, Role, Site, Tag, Tags, Verdict, Visit, Weighted, combined
+from rankbench.tape.tags import (
+    AttentionCall,
+    Kind,
+    Level,
+    Made,
+    Role,
+    Site,
+    Tag,
+    Tags,
+    Verdict,
+    Visit,
+    Weighted,
+    activations,
+    as_function,
+    as_numbers,
+    value_only,
+)
 
 Parents = tuple[Node | Tensor, ...]  # of a node
 Reads = Sequence[Tensor | None]
@@ -80,7 +96,7 @@ class Seen:
         return self.recorder.tag(x)
 
     def value_only(self, tags: Sequence[Tag], level: Level = Level.OTHER) -> Tag:
-        return self.recorder.value_only(self.call, tags, level)
+        return value_only(self.call, tags, level)
 
     def node(self, parents: Parents, step: Step, frozen: str | None = None, reads: Reads = (), shape=None) -> Node:
         """A node of the recorder, with the shape of the call's result unless another is given."""
@@ -285,14 +301,6 @@ class Recorder(TorchFunctionMode):
         held = [(x, version(x)) for x in (*parents, *reads) if isinstance(x, Tensor)]
         return Node(self.num_nodes, call, parents, step, shape, frozen, held)
 
-    def value_only(self, call: Call, tags: Sequence[Tag], level: Level = Level.OTHER) -> Tag:
-        """The tag of a result that is known only by its value."""
-        first = call if any(tag.node is not None for tag in tags) else None
-        opaque = next((tag.opaque for tag in tags if tag.opaque is not None), first)
-        made = combined(tags)
-        made.level, made.opaque, made.mixes = max(level, made.level), opaque, any(tag.mixes for tag in tags)
-        return made
-
     # --- every call --------------------------------------------------------------------------------------------------
 
     def __torch_function__(self, func: Callable, types: tuple, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -335,11 +343,12 @@ class Recorder(TorchFunctionMode):
             is_compared = all(x.dtype == torch.bool for x in tensors_in(output))
             if is_of_weights and not is_compared and sum(tag.kind == Kind.ACTIVATION for tag in tags) > 1:
                 self.uncovered.append(call)
-            new = self.value_only(call, tags)
-        new = self._as_numbers(call, given, tags, new, output)
+            new = value_only(call, tags)
+        new = as_numbers(call, given, tags, new, output)
         is_attention = self.num_attention > num_before
         passed = reduce(or_, (tag.passed for tag in tags), is_attention << self.num_attention)
-        self._tag_results(call, output, new, self.depth + is_attention, passed, tags)
+        new, stem = as_function(name, tags, new)
+        self._tag_results(call, output, new, self.depth + is_attention, passed, tags, stem)
         if name in ("getitem", "data") and isinstance(result, Tensor) and share_memory(result, args[0]):
             self._parts[result] = args[0], ... if name == "data" else args[1]
         elif in_place:
@@ -353,32 +362,21 @@ class Recorder(TorchFunctionMode):
             old = set_item(x, index, 0)  # what is now in the part's place does not matter
             self.set_tag(old, copy(self.tag(x)))
             seen = Seen(self, call, "setitem", set_item, (old, index, part), {}, x)
-            new = self.rules["setitem"](seen) or self.value_only(call, [self.tag(old), self.tag(part)])
+            new = self.rules["setitem"](seen) or value_only(call, [self.tag(old), self.tag(part)])
             self._tag_results(call, x, new, self.tag(part).depth, self.tag(old).passed | self.tag(part).passed)
 
-    def _as_numbers(
-        self, call: Call, given: list[Tensor], tags: list[Tag], new: Tag | Sequence[Tag], output: Any
-    ) -> Tag | Sequence[Tag]:
-        """What is made of whole numbers or truth values that activations made: no constant, if it is of floats, but for
-        weights that one number chose, as those of an expert, and zeros, as where experts have not yet written."""
-        chosen_by = [(x, tag.counted) for x, tag in zip(given, tags, strict=True) if tag.counted is not None]
-        is_constant = isinstance(new, Tag) and new.kind != Kind.ACTIVATION and isinstance(output, Tensor)
-        if not (chosen_by and is_constant and output.is_floating_point() and output.any()):
-            return new
-        is_of_expert = tags[0].kind == Kind.WEIGHT and all(x.numel() == 1 for x, _ in chosen_by)
-        return new if is_of_expert else self.value_only(call, [tag for _, tag in chosen_by])
-
     def _tag_results(
-        self, call: Call, output: Any, new: Tag | Sequence[Tag], depth: int, passed: int, tags: Sequence[Tag] = ()
+        self, call: Call, output: Any, new: Made, depth: int, passed: int, tags: Sequence[Tag] = (), stem: object = None
     ) -> None:
         tensors = [output] if isinstance(output, Tensor) else list(output)
         new = [copy(new) for _ in tensors] if isinstance(new, Tag) else new
         for tensor, tag in zip(tensors, new, strict=True):
             if not isinstance(tensor, Tensor):
                 continue
+            tag.stem = stem or object()
             if not (tensor.is_floating_point() or tensor.is_complex()):
-                made_of = [made for tag in tags if (made := tag.counted or tag).kind == Kind.ACTIVATION]
-                counted = self.value_only(call, made_of) if made_of else None
+                made_of = activations(tags)
+                counted = replace(value_only(call, made_of), stem=tag.stem) if made_of else None
                 if counted is not None and call.function.endswith(("max", "min")):  # places of extremes
                     counted.form = "largest"
                 tag = Tag(Kind.CONSTANT, counted=counted)

@@ -7,13 +7,14 @@ may be attention weights. It may not be added, because its effect on single path
 
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from rankbench.tape.calls import ELEMENTWISE, JOINS
 from rankbench.tape.replay import Call, Node
 from rankbench.tape.steps import Affine
 
@@ -100,7 +101,7 @@ class Tag:
     makes scores. counted: of whole numbers and truth values, what they would be as numbers of the activations that they
     were made of. taken: the calls that took tokens by comparing them with others, and that no attention has read since.
     state: shape of the state whose numbers these are, all features of a token along its last axis: of queries, before
-    they were split into heads; None if not known.
+    they were split into heads; None if not known. stem: the same for elementwise functions of one tensor.
     """
 
     kind: Kind
@@ -122,6 +123,7 @@ class Tag:
     counted: "Tag | None" = None
     taken: frozenset[Call] = frozenset()
     state: torch.Size | None = None
+    stem: object = field(default_factory=object)
     version: int = 0
 
     @property
@@ -133,6 +135,9 @@ class Tag:
     def compares(self) -> bool:
         """Whether it is made of numbers of several tokens: of scores, say, or distances."""
         return self.mixes or self.pairs
+
+
+Made = Tag | Sequence[Tag]  # by a call
 
 
 class Tags:
@@ -181,6 +186,42 @@ def combined(tags: Sequence[Tag]) -> Tag:
     level, pairs = max(levels, default=Level.LINEAR), any(tag.pairs for tag in tags)
     taken = frozenset().union(*(tag.taken for tag in tags))
     return Tag(kind, level, scores=scores, logits=logits, form=form, pairs=pairs, unclear=unclear, taken=taken)
+
+
+def value_only(call: Call, tags: Sequence[Tag], level: Level = Level.OTHER) -> Tag:
+    """The tag of a result that is known only by its value."""
+    first = call if any(tag.node is not None for tag in tags) else None
+    opaque = next((tag.opaque for tag in tags if tag.opaque is not None), first)
+    made = combined(tags)
+    made.level, made.opaque, made.mixes = max(level, made.level), opaque, any(tag.mixes for tag in tags)
+    return made
+
+
+def as_numbers(call: Call, given: list[Tensor], tags: list[Tag], new: Made, output: Any) -> Made:
+    """What is made of whole numbers or truth values that activations made: no constant, if it is of floats, but for
+    weights that one number chose, as those of an expert, and zeros, as where experts have not yet written."""
+    chosen_by = [(x, tag.counted) for x, tag in zip(given, tags, strict=True) if tag.counted is not None]
+    is_constant = isinstance(new, Tag) and new.kind != Kind.ACTIVATION and isinstance(output, Tensor)
+    if not (chosen_by and is_constant and output.is_floating_point() and output.any()):
+        return new
+    is_of_expert = tags[0].kind == Kind.WEIGHT and all(x.numel() == 1 for x, _ in chosen_by)
+    return new if is_of_expert else value_only(call, [tag for _, tag in chosen_by])
+
+
+def activations(tags: Sequence[Tag]) -> list[Tag]:
+    """The activations among these, and those that whole numbers and truth values were made of."""
+    return [made for tag in tags if (made := tag.counted or tag).kind == Kind.ACTIVATION]
+
+
+def as_function(name: str, tags: Sequence[Tag], new: Made) -> tuple[Made, object]:
+    """What a function of this name makes, and its stem. Of one tensor alone it is an activation function, as
+    x * sigmoid(x) is silu(x). No stem: it reads several tensors, or is not elementwise."""
+    stems = {tag.stem for tag in activations(tags)}
+    if len(stems) != 1 or name not in ELEMENTWISE:
+        return new, None
+    if isinstance(new, Tag) and name in JOINS and len(activations(tags)) > 1:
+        new = replace(new, level=max(Level.GATED, new.level))
+    return new, stems.pop()
 
 
 class AttentionCall(NamedTuple):

@@ -7,18 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rankbench.tape.calls import ACTIVATIONS
 from rankbench.tape.recording import Seen
 from rankbench.tape.rules.linear import through
 from rankbench.tape.rules.registry import rule
 from rankbench.tape.steps import Gate, Normed, Scaled
 from rankbench.tape.tags import Kind, Level, Tag, combined
-
-ACTIVATIONS = """
-    relu relu6 leaky_relu elu selu celu gelu silu mish softplus hardswish erf hardtanh hardsigmoid tanh sigmoid
-    softsign tanhshrink clamp clamp_min clamp_max abs pow square prelu logsigmoid log_sigmoid hardshrink softshrink
-    threshold sin cos _threshold rrelu tan atan arctan sinh cosh asinh arcsinh sinc erfc expm1 log1p sign round
-    floor ceil trunc frac nan_to_num special_erf
-"""  # elementwise
 
 
 @rule(*ACTIVATIONS.split())

@@ -130,7 +130,8 @@ def _scaled(seen: Seen, x: Any, factor: Any, side: str) -> Tag:
                 tag.level = max(Level.GATED, of_whole.level)  # a router's softmax makes no weights of what it scales
         return tag
     if other.kind == carried.kind == Kind.ACTIVATION:
-        tag.level = max(Level.SCALED, min(carried.level, other.level))
+        is_of_tokens = seen.result.shape == x.shape and x.shape[-1:] != factor.shape[-1:] == (1,)  # as a norm's scale
+        tag.level = carried.level if is_of_tokens else max(Level.SCALED, min(carried.level, other.level))
     if carried.node is not None:
         frozen = f"{side}{_made_by(other)}" if other.kind == Kind.ACTIVATION else None
         tag.node = seen.node((carried.node,), Scaled(factor, divides=side == "divisor"), frozen, [factor])

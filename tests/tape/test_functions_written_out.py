@@ -1,0 +1,75 @@
+"""Activation functions and norms that are written out are read as torch's own: which factor of a product is frozen must
+not depend on the writing."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from rankbench import analyze
+
+D = 8
+GELU = math.sqrt(2 / math.pi)
+FUNCTIONS = {
+    "silu": (F.silu, lambda x: x * torch.sigmoid(x)),
+    "silu by a quotient": (F.silu, lambda x: x / (1 + torch.exp(-x))),
+    "relu": (F.relu, lambda x: x * (x > 0)),
+    "relu by where": (F.relu, lambda x: torch.where(x > 0, x, 0.0 * x)),
+    "relu by a mask": (F.relu, lambda x: x.masked_fill(x < 0, 0)),
+    "relu in place": (F.relu, lambda x: x.clone().mul_(x > 0)),
+    "leaky relu": (lambda x: F.leaky_relu(x, 0.1), lambda x: torch.maximum(x, 0.1 * x)),
+    "gelu": (F.gelu, lambda x: 0.5 * x * (1 + torch.erf(x / math.sqrt(2)))),
+    "gelu by tanh": (
+        lambda x: F.gelu(x, approximate="tanh"),
+        lambda x: 0.5 * x * (1 + torch.tanh(GELU * (x + 0.044715 * x * x * x))),
+    ),
+    "square": (torch.square, lambda x: x * x),
+    "mish": (F.mish, lambda x: x * torch.tanh(F.softplus(x))),
+    "RMSNorm": (
+        lambda x: F.rms_norm(x, x.shape[-1:], eps=1e-6),
+        lambda x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6),
+    ),
+    "LayerNorm": (
+        lambda x: F.layer_norm(x, x.shape[-1:]),
+        lambda x: (x - x.mean(-1, keepdim=True)) / torch.sqrt(x.var(-1, unbiased=False, keepdim=True) + 1e-5),
+    ),
+    "unit length": (lambda x: F.normalize(x, dim=-1), lambda x: x / x.norm(dim=-1, keepdim=True)),
+}
+# x: what an attention call reads; y: what it makes; f: the function; g, u: linear maps
+PRODUCTS = {
+    "of a gate behind heads and a state": lambda x, y, f, g, u: f(g(y)) * u(x),
+    "of a state behind heads and a gate": lambda x, y, f, g, u: f(g(x)) * u(y),
+    "of what heads make and a state": lambda x, y, f, g, u: f(y) * x,
+    "of two activations": lambda x, y, f, g, u: f(g(x)) * F.silu(u(y)),
+    "of two of the kind": lambda x, y, f, g, u: f(u(y)) * f(g(x)),
+}
+
+
+class Products(nn.Module):
+    """Two layers of attention with one head, whose branch is a product."""
+
+    def __init__(self, product, function):
+        super().__init__()
+        self.maps = nn.ModuleList(nn.Linear(D, D) for _ in range(8))
+        self.product, self.function = product, function
+
+    def forward(self, x):
+        for q, k, g, u in (self.maps[:4], self.maps[4:]):
+            y = F.scaled_dot_product_attention(q(x), k(x), x)
+            x = x + self.product(x, y, self.function, g, u)
+        return x
+
+
+@pytest.mark.parametrize("product", PRODUCTS.values(), ids=PRODUCTS)
+@pytest.mark.parametrize(("own", "written"), FUNCTIONS.values(), ids=FUNCTIONS)
+def test_a_function_that_is_written_out_has_the_same_sums(own, written, product):
+    torch.manual_seed(0)
+    modules = [Products(product, function).double() for function in (own, written)]
+    modules[1].load_state_dict(modules[0].state_dict())
+    x = torch.randn(3, 6, D, dtype=torch.float64)
+    torch.testing.assert_close(modules[1](x), modules[0](x))
+    wanted, got = (analyze(module, x, "spectrum")["spectrum"] for module in modules)
+    assert list(got.path_length.dropna()) == list(wanted.path_length.dropna())
+    assert list(got["mass"]) == pytest.approx(list(wanted["mass"]), abs=1e-12)  # rounding of sums of norm about 1
