@@ -312,7 +312,7 @@ class Recorder(TorchFunctionMode):
             with self:
                 return in_pairs()
         args, kwargs = in_order(args, kwargs)
-        given = tensors_in(args) + tensors_in(kwargs)
+        given = tensors_in([args, kwargs])[: 1 if name.endswith("_as") else None]  # of the other it reads the shape
         in_place = changes or bool(kwargs.get("inplace"))
         self.num_calls += 1
         call = self.call = Call(self.num_calls, full_name, self.where)

@@ -20,7 +20,7 @@ from rankbench.tape.rules.attention import weighted_values
 from rankbench.tape.rules.layouts import AS_IT_IS, MATRICES, Moves, Ways, after, letters_of, of_vector, ways_of
 from rankbench.tape.rules.linear import as_map, through
 from rankbench.tape.rules.registry import RULES, rule, unchanged
-from rankbench.tape.steps import Affine, Scaled
+from rankbench.tape.steps import Affine, Scaled, Sum
 from rankbench.tape.tags import Kind, Level, Origin, Role, Scores, Tag, Verdict, Weighted, combined
 
 KERNELS = [name for name in dir(torch) if name.startswith("_scaled_dot_product")]  # torch's own, behind its function
@@ -34,12 +34,14 @@ def _mul(seen: Seen) -> Tag | None:
         if tag.opaque is not None and isinstance(x, Tensor) and other.kind == Kind.CONSTANT and not x.any():
             return Tag(Kind.CONSTANT)  # a scan's state before the first token
     # the less linear side is frozen; if both are alike, a gate of positive numbers, or that of fewer attention calls,
-    # or of fewer numbers, or the left
+    # or of fewer numbers; if none is, half of the paths go through each
     may_carry = [tag.has_paths or _gates(other, tag) for tag, other in ((left, right), (right, left))]
     if may_carry[0] and not (may_carry[1] and _order(left, a) >= _order(right, b)):
         tag = _scaled(seen, a, b, "right factor")
     else:
         tag = _scaled(seen, b, a, "left factor")
+        if all(may_carry) and _are_alike(seen, a, b):
+            tag = _halves(seen, tag, _scaled(seen, a, b, "right factor"))
     if left.kind == right.kind == Kind.ACTIVATION:
         if _decays(left, right) or _decays(right, left):
             tag.form = "decayed"
@@ -65,6 +67,20 @@ def _order(tag: Tag, x: Tensor) -> tuple[int, bool, int, int]:
     """The side of a product for which it is larger is frozen."""
     is_gate = tag.level == Level.GATED and bool((x > 0).all())
     return tag.level, is_gate, -tag.depth, -x.numel()
+
+
+def _are_alike(seen: Seen, a: Tensor, b: Tensor) -> bool:
+    """Whether the product is elementwise, and nothing but the order in which its factors stand tells them apart."""
+    if a.shape != b.shape or _order(seen.tag(a), a) != _order(seen.tag(b), b):
+        return False
+    return torch.equal(seen.result.flatten(), (a * b).flatten())
+
+
+def _halves(seen: Seen, tag: Tag, other: Tag) -> Tag:
+    """A product of which half is carried by one factor, and half by the other."""
+    if tag.node is not None and other.node is not None:
+        tag.node = seen.node((tag.node, other.node), Sum(seen.result.dtype, (0.5, 0.5)))
+    return tag
 
 
 LINEAR_SUM: Callable[[Seen], Any] = RULES["sum"]
@@ -340,12 +356,15 @@ def _with_frozen_side(seen: Seen, a: Tensor, b: Tensor, multiply: Callable) -> T
         return _without_scores(replace(tag, level=min(Level.OTHER, tag.level)))
     is_last = [(tag.level != Level.SCALED, *_order(tag, x)) for tag, x in ((left, a), (right, b))]
     number = 0 if carried[0] and not (carried[1] and is_last[0] >= is_last[1]) else 1
-    state, frozen = pairs[number]
-    tag = _linear_in(seen, (a, b), number, multiply)
-    tag.level = max(Level.SCALED, state.level)
-    if tag.node is not None:
-        tag.node.frozen = f"factor{_made_by(frozen)}"
-    return _without_scores(tag)
+
+    def made(number: int) -> Tag:
+        (state, frozen), tag = pairs[number], _linear_in(seen, (a, b), number, multiply)
+        tag.level = max(Level.SCALED, state.level)
+        if tag.node is not None:
+            tag.node.frozen = f"factor{_made_by(frozen)}"
+        return _without_scores(tag)
+
+    return _halves(seen, made(0), made(1)) if all(carried) and _are_alike(seen, a, b) else made(number)
 
 
 def _without_scores(tag: Tag) -> Tag:
