@@ -512,9 +512,9 @@ class EncoderDecoder(nn.Module):
 
 class MaskedAttention(nn.Module):
     """Four heads of width 4, whose mask is an argument. It keeps P, the logits and the values; fill: of hidden keys;
-    None: torch's own attention, which takes the mask."""
+    None: torch's own attention, which takes the mask; "weights": the mask is applied to the weights."""
 
-    def __init__(self, fill: float | None):
+    def __init__(self, fill: float | str | None):
         super().__init__()
         self.fill, self.qkv, self.out = fill, nn.Linear(16, 48), nn.Linear(16, 16)
 
@@ -524,6 +524,9 @@ class MaskedAttention(nn.Module):
         self.p = self.logits.masked_fill(~sees, -math.inf).softmax(-1)
         if self.fill is None:
             heads = F.scaled_dot_product_attention(q, k, v, attn_mask=sees)
+        elif self.fill == "weights":
+            p = self.logits.softmax(-1) * sees
+            heads = p / p.sum(-1, keepdim=True) @ v
         else:
             heads = (self.logits + torch.zeros(()).masked_fill(~sees, self.fill)).softmax(-1) @ v
         return x + self.out(heads.transpose(1, 2).flatten(2))

@@ -48,6 +48,7 @@ from rankbench.seeds import generator_for
 from rankbench.tape import AttentionCall
 from rankbench.tape.touch import HIDDEN
 
+UNDERFLOW = 1e-4  # more than this is no 0 in any precision, unless a mask has taken it away
 SEQUENCES_AT_A_TIME = 8
 WEIGHTS_BYTES = 1 << 26  # bytes of attention weights in memory at the same time, in a pass for the floors
 HEAD = ["weights", "layer", "head"]
@@ -230,11 +231,12 @@ def _of_queries(call: AttentionCall, queries: Rows, is_self: bool, generator: to
 
 
 def _visible(p_BHNM: Tensor, logits_BHNM: Tensor | None) -> Tensor:
-    """Which keys each query sees, as P: those that a mask of the logits leaves. Without logits a key is hidden if that
-    query gives it no weight in any sequence and head."""
+    """Which keys each query sees, as P: those that a mask of the logits or of the weights leaves. Without logits a key
+    is hidden if that query gives it no weight in any sequence and head."""
     if logits_BHNM is None:
         return (p_BHNM != 0).flatten(0, 1).any(0).expand(p_BHNM.shape)
-    return (p_BHNM != 0) | (logits_BHNM > HIDDEN)
+    hidden_NM = ((p_BHNM == 0) & (logits_BHNM.softmax(-1) > UNDERFLOW)).flatten(0, 1).any(0)  # after the softmax
+    return (p_BHNM != 0) | ((logits_BHNM > HIDDEN) & ~hidden_NM)
 
 
 def _read_from(p_BHNM: Tensor, own_N: Tensor | None, mean: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:

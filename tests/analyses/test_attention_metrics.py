@@ -22,7 +22,7 @@ def rows_of(module, *inputs):
     return rankbench.analyze(module, inputs, "attention")["attention"]
 
 
-@pytest.mark.parametrize("fill", [-math.inf, -1e9, -1e4, None])
+@pytest.mark.parametrize("fill", [-math.inf, -1e9, -1e4, None, "weights"])
 @pytest.mark.parametrize("of", ["heads", "documents"])
 def test_each_query_has_the_keys_of_its_own_head_and_sequence(of, fill):
     torch.manual_seed(0)
