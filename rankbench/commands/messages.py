@@ -64,7 +64,8 @@ def explain(error: BaseException, command: str, words: list[str]) -> str:
     if (file := re.match(r"In '(.*)': \w+ raised while composing", str(error))) and error.__context__ is not None:
         return f"{file[1]}.yaml: {_explain_file(error.__context__, command, words)}"
     stumbled = not isinstance(error, HydraException | OmegaConfBaseException)  # over a choice that is not a name
-    while error.__cause__ is not None:
+    # OmegaConf's own errors have it all; under a debugger, or with OC_CAUSE=1, their causes lead back to themselves
+    while error.__cause__ is not None and not isinstance(error, OmegaConfBaseException):
         error = error.__cause__
     text = str(error)
     if isinstance(error, MissingConfigException):

@@ -54,7 +54,9 @@ def explained(command, *words):
         ("foo", "foo: not understood; give key=value, in quotes where the value holds brackets or commas"),
     ],
 )
-def test_lines_to_the_letter(words, line):
+def test_lines_to_the_letter(words, line, monkeypatch):
+    assert explained("train", words) == line
+    monkeypatch.setenv("OC_CAUSE", "1")  # OmegaConf then keeps the causes of its errors, as under a debugger
     assert explained("train", words) == line
 
 
