@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -9,6 +10,9 @@ import yaml
 from command_line import SMALLEST, rankbench, refused, succeeds
 
 from rankbench.commands import composition, finished_jobs, start, sweeps
+from rankbench.config import plugins
+from rankbench.plots import style
+from rankbench.runs import machine
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 WORDS = [
@@ -20,11 +24,14 @@ SWEEP = ["train", "-m", *WORDS]
 
 @pytest.fixture(scope="module")
 def finished_sweep(tmp_path_factory):
-    """A folder with a finished sweep of three jobs, and what its command printed."""
+    """A folder with a finished sweep of three jobs, which took 1, 2 and 3 minutes, and what its command printed."""
     folder = tmp_path_factory.mktemp("finished")
-    out = succeeds(*SWEEP, at=folder).out
+    with pytest.MonkeyPatch.context() as patch:
+        clock = iter((0, 60, 180, 360))
+        patch.setattr(sweeps, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+        result = succeeds(*SWEEP, at=folder)
     shutil.copytree(folder / "sweep", folder / "whole")
-    return folder, out
+    return folder, result
 
 
 @pytest.fixture
@@ -60,12 +67,17 @@ def job(at, heads):
     return next(at.glob(f"sweep/*_model.heads={heads}"))
 
 
+def test_the_time_that_is_left_is_that_of_the_jobs_so_far(finished_sweep):
+    lines = [line for line in finished_sweep[1].err.splitlines() if "left" in line]
+    assert lines == ["2 jobs left, about 2 min", "1 job left, about 1.5 min"]
+
+
 @pytest.mark.further
 def test_the_same_command_composes_no_finished_job_and_prints_the_same_lines(finished_sweep, at, composed):
     before = {path: path.read_bytes() for path in at.glob("sweep/*/*.*") if path.is_file() and path.suffix != ".log"}
     result = succeeds(*SWEEP, at=at)
     assert composed_jobs(composed) == [] and len(composed) <= 2  # of the sweep itself
-    assert result.out == finished_sweep[1] and "dong_claim31" in result.out
+    assert result.out == finished_sweep[1].out and "dong_claim31" in result.out
     jobs = [f"sweep/{number}_model.heads={heads}" for number, heads in enumerate((1, 2, 4))]
     lines = [line for line in result.err.splitlines() if "trained already" in line]
     assert lines == [f"{folder} is trained already" for folder in jobs]
@@ -113,7 +125,7 @@ def test_a_job_whose_folder_changed_has_not_finished(damage, at):
 def test_a_job_whose_folder_changed_is_composed_and_made_whole_again(finished_sweep, at, composed):
     table, whole = job(at, 2) / "residual.csv", (job(at, 2) / "residual.csv").read_bytes()
     spoil(table, "initialised", "trained")
-    assert succeeds(*SWEEP, at=at).out == finished_sweep[1]
+    assert succeeds(*SWEEP, at=at).out == finished_sweep[1].out
     assert composed_jobs(composed) == ["2"] and table.read_bytes() == whole
     composed.clear()
     succeeds(*SWEEP, at=at)
@@ -128,11 +140,23 @@ def test_another_config_in_the_folder_is_refused_as_before(at):
     assert "trainer.batch_size=4: the run in" in refused(*SWEEP, "trainer.batch_size=4", at=at)
 
 
-@pytest.mark.further
-def test_another_version_composes_every_job(at, composed, monkeypatch):
-    monkeypatch.setattr(finished_jobs, "__version__", "0.0.0")
-    succeeds(*SWEEP, at=at)
-    assert composed_jobs(composed) == ["1", "2", "4"]
+def test_all_that_a_job_depends_on_belongs_to_its_surroundings(tmp_path, monkeypatch):
+    hydra = composition.composed("train", "optimizer=sgd", return_hydra_config=True).hydra
+    digests = [finished_jobs.surroundings(hydra) for _ in range(2)]
+    assert digests[0] == digests[1] is not None
+    for change in (
+        lambda: monkeypatch.setattr(finished_jobs, "__version__", "0.0.0"),
+        lambda: monkeypatch.setattr(machine, "packages", lambda: {"torch": "0"}),
+        lambda: monkeypatch.setattr(machine, "source_digest", lambda: "other code"),
+        lambda: monkeypatch.setattr(plugins, "digest", lambda: "another plug-in"),
+        lambda: monkeypatch.setitem(style.STYLE, "font.size", 99),
+        lambda: monkeypatch.setattr(finished_jobs, "_yaml_files", lambda _: "other choices"),
+        lambda: monkeypatch.chdir(tmp_path),
+        lambda: hydra.overrides.hydra.append("hydra.verbose=true"),
+    ):
+        change()
+        digests.append(finished_jobs.surroundings(hydra))
+        assert digests[-1] not in digests[:-1]
 
 
 def test_what_the_words_do_not_say_is_no_recipe(tmp_path):

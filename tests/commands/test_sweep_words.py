@@ -1,11 +1,15 @@
 """rankbench.commands.sweeps: which jobs the words of a sweep make."""
 
+import re
+
 import pytest
 import yaml
 from command_line import SMALLEST, refused, succeeds
+from omegaconf import OmegaConf
 
 from rankbench.commands.compose import as_keys
 from rankbench.commands.composition import initialised, parsed
+from rankbench.commands.resolvers import job_folder
 from rankbench.commands.sweeps import jobs_of
 from rankbench.config import plugins
 
@@ -37,6 +41,22 @@ def test_a_batch_of_minus_one_is_of_all_jobs_and_a_sweep_of_reports_makes_each(t
     assert "2 jobs, 2 finished" in succeeds("train", "-m", *words, at=tmp_path).out
     succeeds("report", "-m", "runs=o", "plot.column=single,double", "out=reports", at=tmp_path)
     assert len(list(tmp_path.glob("reports/*/report.html"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "folder"),
+    [
+        ("", "3"),
+        ("model.layers=6,seed=1", "3_model.layers=6,seed=1"),
+        ("task.path=a/b", "3_task.path=a-b~ffff"),
+        ("model.name=" + 100 * "x", f"3_model.name={89 * 'x'}~ffff"),
+        (r"model.skip=$\{model.mlp\}", "3_model.skip=True"),
+    ],
+)
+def test_the_folder_of_a_job_has_its_words_or_as_many_as_can_be_and_a_digest(words, folder):
+    name = job_folder(3, words, _root_=OmegaConf.create({"model": {"mlp": True}}))
+    assert re.sub("~[0-9a-f]{8}$", "~ffff", name) == folder
+    assert "~" not in name or name != job_folder(3, f"{words}x")
 
 
 def test_several_tables_are_drawn_in_turn(tmp_path):
