@@ -1,5 +1,6 @@
 """rankbench.commands.failures: how commands end that cannot go on, through no fault of ours."""
 
+import errno
 import io
 import math
 import os
@@ -88,13 +89,12 @@ def test_a_reader_that_has_exited_ends_a_command_in_silence(words, tmp_path):
     assert "overrides" not in errors.read_text() and "rankbench" not in errors.read_text()
 
 
-def test_a_letter_that_the_terminal_does_not_know_is_printed_by_its_number(tmp_path, monkeypatch):
+def test_a_letter_that_the_terminal_does_not_know_is_printed_by_its_number(monkeypatch):
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
-    monkeypatch.setattr(sys, "argv", ["rankbench", "train", "--help", "model"])
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")  # the command sets it, and the next tests must not see that
+    monkeypatch.setattr(sys, "argv", ["rankbench", "explain", "effective_rank"])
     cli.main()
-    assert b"model.layers" in written.getvalue()
+    assert b"formula: exp of the entropy of s / \\u03a3 s" in written.getvalue()
 
 
 def test_a_wrong_backend_of_matplotlib_is_not_ours_to_refuse(tmp_path, monkeypatch):
@@ -114,9 +114,16 @@ def test_memory_that_does_not_hold_torch_is_one_line(monkeypatch):
     assert str(refusal_of(MemoryError())).startswith("out of memory while starting; ")
 
 
-def test_a_killed_worker_of_joblib_is_one_line():
-    error = type("TerminatedWorkerError", (RuntimeError,), {})("A worker process was unexpectedly terminated")
-    assert str(refusal_of(error)).startswith("cluster=joblib: a worker was killed, ")
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (type("TerminatedWorkerError", (RuntimeError,), {})("killed"), "cluster=joblib: a worker was killed, "),
+        (OSError(errno.EMFILE, "Too many open files", "a"), "a: cannot be opened (Too many open files); `ulimit -n` r"),
+    ],
+    ids=["joblib", "files"],
+)
+def test_what_the_machine_does_not_give_is_one_line(error, said):
+    assert str(refusal_of(error)).startswith(said)
 
 
 class _Full(ModuleType):
@@ -313,7 +320,7 @@ def test_what_is_no_digest_or_figure_is_one_line(part, tmp_path, monkeypatch):
 
 # --- a plug-in's task ------------------------------------------------------------------------------------------------
 
-TOKENS = torch.tensor([[0, 1, 4], [2, 3, -1]])
+TOKENS, NUMBERS = torch.tensor([[0, 1, 4], [2, 3, -1]]), torch.zeros(2, 3, 5)
 
 
 @dataclass(frozen=True)
@@ -359,30 +366,29 @@ class Counted(Finite, Mine):
 
 
 @pytest.mark.parametrize(
-    ("batch", "kind", "said"),
+    ("task", "said"),
     [
-        (None, "classes", "gave a NoneType; return a Batch of two tensors"),
-        ((TOKENS, TOKENS), "classes", "gave a tuple; "),
-        (Batch(TOKENS, None), "classes", "gave a Batch; return a Batch of two tensors"),
-        (Batch(TOKENS, TOKENS[:, :2]), "classes", "gave targets of shape (2, 2); allowed are (2, 3), with up to "),
-        (Batch(TOKENS[1:], TOKENS[1:]), "classes", "gave inputs of shape (1, 3); allowed are (2, 3)"),
-        (Batch(TOKENS[:, 0], TOKENS[:, 0]), "classes", "gave inputs of shape (2,); allowed are (2, 4)"),
-        (Batch(TOKENS.repeat(1, 2), TOKENS.repeat(1, 2)), "classes", "gave inputs of shape (2, 6); "),
-        (Batch(TOKENS.float(), TOKENS), "classes", "gave inputs of torch.float32; allowed is torch.int64"),
-        (Batch(TOKENS + 1, TOKENS), "classes", "gave inputs from 0 to 5; allowed are values from 0 to 4"),
-        (Batch(TOKENS, TOKENS - 1), "classes", "gave targets from -2 to 3; "),
-        (Batch(TOKENS, TOKENS * 0 - 1), "classes", "gave no target that is scored, but -1 or nan alone; give others"),
-        (Batch(TOKENS, TOKENS), "numbers", "gave targets of shape (2, 3); allowed are (2, 3, 5)"),
-        (Batch(TOKENS, torch.zeros(2, 3, 5).long()), "numbers", "gave targets of torch.int64; allowed is a floating"),
-        (
-            Batch(TOKENS, torch.full((2, 3, 5), math.inf)),
-            "numbers",
-            "gave targets that are not finite; only targets may",
-        ),
+        (Mine(None), "gave a NoneType; return a Batch of two tensors"),
+        (Mine((TOKENS, TOKENS)), "gave a tuple; "),
+        (Mine(Batch(TOKENS, None)), "gave a Batch; return a Batch of two tensors"),
+        (Mine(Batch(TOKENS, TOKENS[:, :2])), "gave targets of shape (2, 2); allowed are (2, 3), with up to "),
+        (Mine(Batch(TOKENS[1:], TOKENS[1:])), "gave inputs of shape (1, 3); allowed are (2, 3)"),
+        (Mine(Batch(TOKENS[:, 0], TOKENS[:, 0])), "gave inputs of shape (2,); allowed are (2, 4)"),
+        (Mine(Batch(TOKENS.repeat(1, 2), TOKENS.repeat(1, 2))), "gave inputs of shape (2, 6); "),
+        (Mine(Batch(TOKENS.float(), TOKENS)), "gave inputs of torch.float32; allowed is torch.int64"),
+        (Mine(Batch(TOKENS + 1, TOKENS)), "gave inputs from 0 to 5; allowed are values from 0 to 4"),
+        (Mine(Batch(TOKENS, TOKENS - 1)), "gave targets from -2 to 3; "),
+        (Mine(Batch(TOKENS, TOKENS * 0 - 1)), "gave no target that is scored, but -1 or nan alone; give others"),
+        (Mine(Batch(TOKENS, TOKENS), "numbers"), "gave targets of shape (2, 3); allowed are (2, 3, 5)"),
+        (Mine(Batch(TOKENS, NUMBERS.long()), "numbers"), "gave targets of torch.int64; allowed is a floating"),
+        (Mine(Batch(TOKENS, NUMBERS + math.inf), "numbers"), "gave targets that are not finite; only targets may"),
+        (Mine(Batch(TOKENS, TOKENS), padded=False), "gave inputs of -1, but padded = False; set padded = True"),
+        (Counted(Batch(TOKENS, TOKENS)), "gave inputs of shape (2, 3); allowed are (3, 3), with up to "),
     ],
 )
-def test_sequences_that_do_not_fit_their_task_are_one_line(batch, kind, said):
-    assert said in refusal(check_sample, Mine(batch, kind)).partition("task=mine: sample")[2]
+def test_sequences_that_do_not_fit_their_task_are_one_line(task, said):
+    source = "sequences" if isinstance(task, Counted) else "sample"
+    assert refusal(check_sample, task).startswith(f"task=mine: {source} {said}")
 
 
 @pytest.mark.parametrize(
@@ -400,20 +406,10 @@ def test_every_batch_of_a_plugins_task_is_checked(batch, said):
     assert refusal(_subject, "fresh", task, 0, {}, machine, None)  # of 1000 training sequences
 
 
-def test_a_finite_set_has_as_many_sequences_as_it_says():
-    line = refusal(check_sample, Counted(Batch(TOKENS, TOKENS)))
-    assert line.startswith("task=mine: sequences gave inputs of shape (2, 3); allowed are (3, 3), with up to ")
-
-
-def test_absent_inputs_of_a_task_that_is_not_padded_are_one_line():
-    line = refusal(check_sample, Mine(Batch(TOKENS, TOKENS), padded=False))
-    assert line == "task=mine: sample gave inputs of -1, but padded = False; set padded = True"
-    check_sample(Mine(Batch(TOKENS[:1].repeat(2, 1), TOKENS), padded=False))
-
-
 def test_sequences_that_fit_their_task_pass():
     check_sample(Mine(Batch(TOKENS, TOKENS)))
-    check_sample(Mine(Batch(TOKENS, torch.zeros(2, 3, 5)), "numbers"))
+    check_sample(Mine(Batch(TOKENS[:1].repeat(2, 1), TOKENS), padded=False))  # -1 among the targets alone
+    check_sample(Mine(Batch(TOKENS, NUMBERS), "numbers"))
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------
