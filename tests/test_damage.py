@@ -1,5 +1,6 @@
 """Damaged run folders: one line names the file, or the report lists the run as damaged and goes on with the others."""
 
+import io
 import json
 import os
 import shutil
@@ -262,11 +263,24 @@ def test_an_odd_file_is_one_line(tmp_path, read, text, reason):
     assert refusal(read, path).startswith(f"{path}: {reason}")
 
 
-@pytest.mark.parametrize("change", [lambda rows: [*rows, rows[-1]], lambda rows: [*rows[:-1], "=1+1" + rows[-1][1:]]])
-def test_metrics_that_training_has_not_written_are_one_line(trained, tmp_path, change):
+def without(column):
+    """A function (lines of a table) -> the lines without this column."""
+    return lambda lines: pd.read_csv(io.StringIO("\n".join(lines))).drop(columns=column).to_csv(index=False).split()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda lines: [*lines, lines[-1]], "has a row twice"),
+        (lambda lines: [*lines[:-1], "=1+1" + lines[-1][1:]], "step has an entry that is no number"),
+        (lambda lines: lines[:1], "has no rows"),
+        *((without(column), f"has no column {column}") for column in ("loss", "split", "accuracy")),
+    ],
+)
+def test_metrics_that_training_has_not_written_are_one_line(trained, tmp_path, change, said):
     path = copy_of(trained, tmp_path).folder / "metrics.csv"
     path.write_text("\n".join(change(path.read_text().splitlines())) + "\n")
-    assert refusal(measured, path).startswith(f"{path}: ")
+    assert refusal(measured, path).startswith(f"{path}: {said}; put back the file that was there, or train")
 
 
 # --- a report goes on without a damaged run --------------------------------------------------------------------------
@@ -305,19 +319,6 @@ def test_a_report_lists_damaged_runs_and_goes_on_with_the_others(trained, tmp_pa
     assert set(final.loc["whole"].test_accuracy) == {row["test_accuracy"] for row in trained.summary()["seeds"]}
     assert final.job_status["config"] == "damaged"
     assert "damaged" in (tmp_path / "report" / "report.html").read_text()
-
-
-@pytest.mark.parametrize("column", ["loss", "split", "accuracy"])
-def test_a_lost_column_of_a_training_is_one_line(trained, tmp_path, column):
-    path = copy_of(trained, tmp_path).folder / "metrics.csv"
-    pd.read_csv(path).drop(columns=column).to_csv(path, index=False)
-    assert refusal(measured, path).startswith(f"{path}: has no column {column}; put back the file that was there, or ")
-
-
-def test_a_training_without_rows_is_one_line(trained, tmp_path):
-    path = copy_of(trained, tmp_path).folder / "metrics.csv"
-    path.write_text(path.read_text().partition("\n")[0] + "\n")
-    assert refusal(measured, path).startswith(f"{path}: has no rows; put back the file that was there, or ")
 
 
 # --- checksums -------------------------------------------------------------------------------------------------------
