@@ -322,6 +322,7 @@ def test_a_run_keeps_its_step_or_says_that_it_cannot(tmp_path, always, monkeypat
     with pytest.raises(ConfigError, match=r"was begun with the fused step, .*no C\+\+ compiler \(no-such-compiler"):
         trained(fused.folder, "trainer.steps=8")
     assert trained(tmp_path / "new", "trainer.steps=4").step == "plain"
+    assert "not the fused step: there is no C++ compiler (no-such-compiler" in caplog.text
     record = fused.folder / "environment.json"
     record.write_text(json.dumps(json.loads(record.read_text()) | {"step": "faster"}))
     with pytest.raises(ConfigError, match=r"step=faster: allowed are plain, torch\.compile, fused"):
@@ -419,7 +420,7 @@ def files(tmp_path):
     return sorted((tmp_path / "cache" / "rankbench" / "libraries").iterdir())
 
 
-def test_a_library_is_compiled_once_for_each_source_and_each_choice_of_macros(source, tmp_path, caplog):
+def test_a_library_is_compiled_once_for_all_that_it_is_made_from(source, tmp_path, caplog, monkeypatch):
     caplog.set_level(logging.INFO)
     assert [library(Source.read(source), {"NUMBER": number}).number() for number in (3, 4)] == [3, 4]
     libraries._library.cache_clear()  # as in another process
@@ -430,6 +431,10 @@ def test_a_library_is_compiled_once_for_each_source_and_each_choice_of_macros(so
     libraries._library.cache_clear()
     assert library(Source.read(source), {"NUMBER": 3}).number() == -3 and len(files(tmp_path)) == 3
     assert library(read_before, {"NUMBER": 5}).number() == 5  # a package that is replaced while a process runs
+    for number, (name, other) in enumerate((("FLAGS", ("-shared", "-fPIC")), ("_target", str)), 5):
+        monkeypatch.setattr(libraries, name, other)  # as with another processor, whose code this one may not run
+        libraries._library.cache_clear()
+        assert library(Source.read(source), {"NUMBER": 3}).number() == -3 and len(files(tmp_path)) == number
 
 
 def test_an_interrupted_compilation_leaves_no_library(source, tmp_path, monkeypatch):
@@ -470,7 +475,6 @@ def test_why_there_is_no_library_takes_one_line(source, tmp_path, monkeypatch):
     with pytest.raises(NoLibraryError, match="libraries cannot be made"):
         library(Source.read(source), {"NUMBER": 2})
     monkeypatch.setenv("PATH", "")
-    monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(NoLibraryError, match=r"no C\+\+ compiler \(g\+\+"):
         library(Source.read(source), {"NUMBER": 3})
 
