@@ -2,6 +2,7 @@
 
 import csv
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +20,11 @@ def timeless(run: Run, table: str = "metrics") -> list[list[str]]:
         rows = list(csv.reader(file))
     kept = [column for column, name in enumerate(rows[0]) if name not in CLOCKS]
     return [[row[column] for column in kept] for row in rows]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Content of every file of a folder, by name, hidden ones too."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
 def assert_same_run(run: Run, reference: Run) -> None:

@@ -20,7 +20,7 @@ import pytest
 from breadth import some
 from command_line import SMALLEST, succeeds
 from forked import begin
-from interrupted import assert_same_run, during_step, train_until_saved
+from interrupted import assert_same_run, contents, during_step, train_until_saved
 from limits import limited
 from power_cuts import power_cuts, restore
 from refusals import refusal
@@ -45,11 +45,6 @@ TINY = [*SMALLEST, "trainer.steps=20", "trainer.eval_every=2", "trainer.checkpoi
 
 
 largest_file = functools.partial(limited, resource.RLIMIT_FSIZE)
-
-
-def files_of(folder):
-    """Content of every file of a folder, by name, hidden ones too."""
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 @pytest.fixture(scope="module")
@@ -83,14 +78,14 @@ def test_a_file_that_does_not_fit_leaves_the_earlier_one(tmp_path, kept):
     path = tmp_path / "table.csv"
     if kept:
         path.write_text("a\n1\n")
-    before = files_of(tmp_path)
+    before = contents(tmp_path)
     with (
         largest_file(1000),
         pytest.raises(WriteError, match=f"^{path}: could not be written .File too large.; ") as error,
     ):
         write_text(path, "a" * 2000)
     assert str(error.value).endswith("the file is kept as it was" if kept else "no part of it is left")
-    assert files_of(tmp_path) == before
+    assert contents(tmp_path) == before
 
 
 @pytest.mark.parametrize("kind", [".png", ".pdf", ".svg"])
@@ -99,7 +94,7 @@ def test_a_figure_that_does_not_fit_is_named(tmp_path, kind):
     figure.subplots().plot([1, 2])
     with largest_file(1000), pytest.raises(WriteError, match=f"{tmp_path}/figure{kind}: could not be written"):
         save(figure, tmp_path / "figure", (kind,))
-    assert files_of(tmp_path) == {}
+    assert contents(tmp_path) == {}
 
 
 # the tensors of a checkpoint, those of a training state, rows of layers.csv in the middle of training
