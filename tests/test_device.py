@@ -16,7 +16,7 @@ import test_combinations as combinations
 import torch
 from benchmarks import bench, card, check
 from benchmarks.config import config_of
-from interrupted import during_step
+from interrupted import contents, during_step
 from pretend_device import Counts, pretending, registered
 
 import rankbench.model.weightings
@@ -351,13 +351,13 @@ def test_a_run_is_not_continued_on_another_device(tmp_path, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         during_step(patch, 1, Mock(side_effect=KeyboardInterrupt))  # the first evaluation is written
         train(cfg, run)
-    before = {path.name: path.read_bytes() for path in run.folder.iterdir()}
+    before = contents(run.folder)
     with (
         pretending(),
         pytest.raises(ConfigError, match=r"^device=auto: cuda here, but .* was begun on cpu.*out=<folder>$"),
     ):
         train(cfg, run)
-    assert {path.name: path.read_bytes() for path in run.folder.iterdir()} == before
+    assert contents(run.folder) == before
     train(cfg, run)
     with pretending():
         train(cfg, run)  # it is finished
@@ -388,7 +388,21 @@ def without_directions_of_collapsed(table: pd.DataFrame) -> pd.DataFrame:
     return table.assign(**table[centred].where(table.relative_residual >= COLLAPSED))
 
 
-def compare_analyses(task: str, model: str, only: tuple[str, ...] | None, device: Callable, folder) -> None:
+@pytest.mark.parametrize(
+    ("task", "model", "only"),
+    [
+        pytest.param("sorting", "causal_contractive_l2", FAST, marks=pytest.mark.further),
+        *(
+            pytest.param(task, model, None, marks=pytest.mark.slow)
+            for task, model in (
+                *((task, "transformer") for task in combinations.TASK_WORDS if task != "sorting"),
+                *(("nearest_neighbor" if model[:5] == "amsel" else "sorting", model) for model in combinations.MODELS),
+            )
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:An input array is constant")
+def test_an_analysis_there_gives_the_table_of_the_cpu(device, task, model, only, tmp_path):
     cfg = dataclasses.replace(combinations.config(task, model), precision="fp64", device="cpu")
     names = []
     for name in only or cfg.analysis:
@@ -396,7 +410,7 @@ def compare_analyses(task: str, model: str, only: tuple[str, ...] | None, device
             alone = dataclasses.replace(cfg, analysis={name: cfg.analysis[name]})
             check_analyses(alone, alone)
             names.append(name)
-    run = Run(folder / "run")
+    run = Run(tmp_path / "run")
     train(dataclasses.replace(cfg, analysis={}), run)
     here = tables(task, model, tuple(names), run, "cpu")
     with device():
@@ -404,25 +418,6 @@ def compare_analyses(task: str, model: str, only: tuple[str, ...] | None, device
     for name in names:
         left_out = [column for column in here[name] if column in CLOCKS or column.removesuffix("_sd") in NOISE]
         same(*map(without_directions_of_collapsed, (there[name], here[name])), leave_out=left_out)
-
-
-@pytest.mark.further
-@pytest.mark.filterwarnings("ignore:An input array is constant")
-def test_an_analysis_there_gives_the_table_of_the_cpu(device, tmp_path):
-    compare_analyses("sorting", "causal_contractive_l2", FAST, device, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("task", "model"),
-    [
-        *((task, "transformer") for task in combinations.TASK_WORDS if task != "sorting"),
-        *(("nearest_neighbor" if model.startswith("amsel") else "sorting", model) for model in combinations.MODELS),
-    ],
-)
-@pytest.mark.filterwarnings("ignore:An input array is constant")
-def test_every_analysis_there_gives_the_table_of_the_cpu(device, task, model, tmp_path):
-    compare_analyses(task, model, None, device, tmp_path)
 
 
 FRESH_LAYERS = {
