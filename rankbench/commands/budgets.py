@@ -39,7 +39,7 @@ def _chosen(command: str, budget: str, others: list[str]) -> tuple[list[str], fl
     from rankbench.config.presets import described
 
     presets = described()
-    name = next((word.partition("=")[2] for word in others if re.match(r"\+?experiment=", word)), None)
+    name = next((word.partition("=")[2] for word in reversed(others) if re.match(r"\+?experiment=", word)), None)
     if name not in presets:
         raise ConfigError(
             f"{budget}: a time needs a preset, whose cost is known; give experiment=<name> of `rankbench list`, or "

@@ -86,8 +86,8 @@ def check_records(folder: Path) -> None:
 
 
 def preset_in(words: Sequence[str]) -> tuple[str, Preset | None]:
-    """The name of the preset that the words name, and the preset, if there is one."""
-    name = next((word.partition("=")[2] for word in words if word.startswith("experiment=")), "")
+    """The name of the preset that the words name, of several the last, and the preset, if there is one."""
+    name = next((word.partition("=")[2] for word in reversed(words) if word.startswith("experiment=")), "")
     return name, described().get(name) if name else None
 
 

@@ -193,7 +193,7 @@ def compose(command: str, *words: str) -> Config:
     typed_keys = {override.get_key_element() for override in overrides}
     varied = [key for key in config.hydra.sweeper.params or () if key not in typed_keys]
     if config.hydra.mode is not None and config.hydra.mode.name == "MULTIRUN" and varied:
-        preset = next(word for word in given if word.startswith("experiment="))
+        preset = next(word for word in reversed(given) if word.startswith("experiment="))
         raise ConfigError(f"{_sweep_refused(preset, command, given)}; or give one value for {', '.join(varied)}")
     name_folder(config)
     return resolve(config, given)

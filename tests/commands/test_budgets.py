@@ -50,8 +50,8 @@ def test_every_preset_states_its_cost_at_budget_laptop():
     ],
 )
 def test_what_fits(command, preset, time, chosen, caplog):
-    words = [f"experiment={preset}", f"budget={time}", "seed=3"]
-    assert fitted(command, words) == [words[0], words[2], *chosen.partition(",")[0].split()]
+    words = ["experiment=demo", f"experiment={preset}", f"budget={time}", "seed=3"]  # the last preset counts
+    assert fitted(command, words) == [*words[:2], words[3], *chosen.partition(",")[0].split()]
     assert f"budget={time}: {chosen} by the preset's stated cost" in caplog.text
 
 

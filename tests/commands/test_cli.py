@@ -712,7 +712,10 @@ def test_bad_input_is_one_line_and_makes_no_folder(typed, parts, tmp_path, comma
         ("analysis.residual.sequences=0", ["analysis.residual.sequences=0: out of range; allowed are values from 1"]),
         ("analysis=[curves]", ["analysis=curves: needs a training of ours; a fresh network does not fit; give run="]),
         ("analysis=[dynamics]", ["analysis=dynamics: needs a training of ours; a fresh network does not fit"]),
-        ("experiment=demo", ["experiment=demo: trains what it measures; use `rankbench train experiment=demo`"]),
+        (
+            "experiment=dong_claim31 experiment=demo",  # the last preset counts
+            ["experiment=demo: trains what it measures; use `rankbench train experiment=demo`"],
+        ),
         ("inputs=a.npy", ["inputs=a.npy: says how to read a network that is not ours; leave it out"]),
         ("model=pretrained", ["model=pretrained: which one? give model.path=<hub id or local folder>"]),
         ("tokens=9", ["tokens=9: says how to read a network that is not ours; leave it out"]),
