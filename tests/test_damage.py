@@ -158,24 +158,19 @@ DAMAGES_OF_WEIGHTS = {
 @pytest.mark.further
 @pytest.mark.parametrize("damage", DAMAGES_OF_WEIGHTS)
 def test_damaged_weights_of_a_finished_run_are_written_again_from_its_state(cfg, trained, tmp_path, damage):
-    path = copy_of(trained, tmp_path).folder / WEIGHTS
+    run = copy_of(trained, tmp_path)
+    path = run.folder / WEIGHTS
     whole = path.read_bytes()
     DAMAGES_OF_WEIGHTS[damage](path)
     line = refusal(measured, path)
     what = "missing, though" if damage == "gone" else "changed since"
     assert line.startswith(f"{path}: {what} the training ended; put back the file that was there, or ")
-    assert line in refused("analyze", f"run={path.parent}", "analysis=[residual]", "out=out", at=tmp_path)
-    train(cfg, Run(path.parent))
+    assert line in refused("analyze", f"run={run.folder}", "analysis=[residual]", "out=out", at=tmp_path)
+    train(cfg, run)
     assert path.read_bytes() == whole
-
-
-@pytest.mark.further
-@pytest.mark.parametrize("damage", DAMAGES_OF_WEIGHTS)
-def test_damaged_weights_of_a_run_without_a_state_are_one_line(cfg, trained, tmp_path, damage):
-    run = copy_of(trained, tmp_path)
     run.drop_state()
-    DAMAGES_OF_WEIGHTS[damage](run.folder / WEIGHTS)
-    said = f"{run.folder / WEIGHTS}: missing, or changed since the training ended; put back the file "
+    DAMAGES_OF_WEIGHTS[damage](path)
+    said = f"{path}: missing, or changed since the training ended; put back the file "
     assert refusal(train, cfg, run).startswith(said)
 
 
