@@ -46,7 +46,7 @@ def _chosen(command: str, budget: str, others: list[str]) -> tuple[list[str], fl
             f"one of budget={', '.join(BUDGETS)}"
         )
     for word in others:
-        if word in ("-m", "--multirun") or re.match(r"(replicas|trainer\.(steps|epochs))=", word):
+        if word in ("-m", "--multirun") or re.match(r"\+*(replicas|trainer\.(steps|epochs))=", word):
             raise ConfigError(f"{word}: {budget} chooses seeds and steps of the preset; leave one of the two out")
     laptop, paper = costs(presets[name].cost)
     if laptop == math.inf:

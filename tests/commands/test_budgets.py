@@ -65,6 +65,7 @@ def test_the_config_records_what_was_chosen():
     [
         (["budget=2h"], "budget=2h: a time needs a preset, whose cost is known; give experiment=<name>"),
         (["experiment=demo", "budget=2h", "replicas=3"], "replicas=3: budget=2h chooses seeds and steps"),
+        (["experiment=demo", "budget=2h", "++trainer.steps=3"], "++trainer.steps=3: budget=2h chooses"),
         (["experiment=demo", "budget=2h", "-m"], "-m: budget=2h chooses"),
         (
             ["experiment=dong_fig2_residual", "budget=3min"],
