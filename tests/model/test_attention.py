@@ -3,9 +3,6 @@
 Shapes: B batch, N query token, M key token, D width, H head, K head width, V value width.
 """
 
-import math
-
-import mpmath
 import numpy as np
 import pytest
 import scipy.optimize
@@ -22,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rankbench.model.attention import FUSED_FROM_TOKENS
 from rankbench.model.contraction import inverse_phi, l2_bound_inf
-from rankbench.model.weightings import ATTENTIONS, COSINE_EPSILON
+from rankbench.model.weightings import ATTENTIONS
 
 # Float64 against another float64 route: a few hundred terms of order 1 to 10, eps = 2.2e-16.
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
@@ -72,23 +69,6 @@ def test_each_attention_is_that_of_a_loop_over_its_heads_which_add_up_to_the_out
                         mixed = head.mixing @ (x_ND @ head.w + head.bias)
                         for name, wanted in zip(tables, (head.p, head.mixing, mixed), strict=True):
                             np.testing.assert_allclose(tables[name][b, h, :length], wanted[:length], **EXACT)
-
-
-@every
-@given(seeds, st.sampled_from(["l2", "cosine"]), st.integers(1, 7), st.floats(0.1, 20))
-def test_scores_are_those_of_their_definition(seed, name, width, size):
-    q_BNK, k_BMK = size * normal(seed, 2, 3, width), size * normal(seed + 1, 2, 4, width)
-    left, right, scale = ATTENTIONS[name].factors(q_BNK, k_BMK)
-    got = scale * left @ right.mT
-    if name == "cosine":
-        wanted = torch.cosine_similarity(q_BNK[:, :, None], k_BMK[:, None], -1)
-        # epsilon makes the cosine smaller, by its share in the squared lengths
-        share = COSINE_EPSILON / min(x.square().sum(-1).min().item() for x in (q_BNK, k_BMK))
-        assert (got - wanted).abs().max() <= share + 1e-14
-    else:
-        wanted = -torch.cdist(q_BNK, k_BMK, compute_mode="donot_use_mm_for_euclid_dist").square() / math.sqrt(width)
-        wanted = wanted + q_BNK.square().sum(-1, keepdim=True) / math.sqrt(width)
-        torch.testing.assert_close(got, wanted, rtol=1e-13, atol=1e-13 * wanted.abs().max().item())
 
 
 @every
@@ -214,12 +194,6 @@ def test_training_makes_no_table_of_tokens_by_tokens(changes, mask):
 # --- contraction ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_keys", [1, 2, 3, 7, 64, 288, 5000])
-def test_inverse_phi_inverts_phi(num_keys):
-    x = inverse_phi(num_keys)
-    assert x * math.exp(x + 1) == pytest.approx(num_keys - 1, rel=1e-13, abs=1e-15)
-
-
 @pytest.mark.parametrize("num_keys", [2, 3, 5])
 def test_inverse_phi_is_the_largest_value_of_the_lemma(num_keys):
     """Lemma F.2: the largest sum z^2 exp(-z^2) / sum exp(-z^2), the query itself at z = 0."""
@@ -239,7 +213,7 @@ def test_inverse_phi_is_the_largest_value_of_the_lemma(num_keys):
 def test_the_bound_is_theorem_3_2(changes, mixed):
     model = network(3, **TIED, **changes, **mixed)
     attention = model.attentions[0]
-    for num_keys in (1, 2, 30):
+    for num_keys in (1, 2, 30, 5000):
         got = attention.bound_inf(inverse_phi(num_keys))
         assert got.item() == pytest.approx(bound_by_hand(attention, model.cfg, num_keys), rel=1e-13)
     w = attention.maps()
@@ -268,26 +242,6 @@ def test_no_jacobian_is_above_the_bound(seed, mask, mixed, size, num_tokens, bia
     assert largest_row_sum(plain, x_ND) <= plain.bound_inf(inverse_phi(keys)).item() * (1 + 1e-12)
     contractive = network(seed, **CONTRACTIVE, **mask, **mixed, bias=bias).attentions[0]
     assert largest_row_sum(contractive, x_ND) <= 0.7 * (1 + 1e-12)
-
-
-@pytest.mark.parametrize("num_tokens", [3, 9, 101])
-def test_the_bound_is_near_the_exact_constant_of_one_dimension(num_tokens):
-    """D = H = 1, all weights 1: the largest row sum is 1 + 4 W_0((N - 1) e^(-3/2)), of a token at 0 with half of the
-    others at r and half at -r, r^2 = 3/2 + W_0((N - 1) e^(-3/2)); the theorem's 4 phi^-1(N - 1) + 1 is above it."""
-    lambert = float(mpmath.lambertw((num_tokens - 1) * mpmath.exp(-1.5)).real)
-    x_N1 = torch.full((num_tokens, 1), math.sqrt(1.5 + lambert), dtype=torch.float64)
-    x_N1[::2] *= -1
-    x_N1[0] = 0
-    exact, values = 1 + 4 * lambert, []
-    for keys in (TIED, {**CONTRACTIVE, "contraction": 1.0}):
-        attention = network(**keys, layers=1, heads=1, width=1, bias=False).attentions[0]
-        for parameter in attention.parameters():
-            parameter.data.fill_(1.0)
-        values.append(largest_row_sum(attention, x_N1))
-    bound = 1 + 4 * inverse_phi(num_tokens)
-    assert values[0] == pytest.approx(exact, rel=1e-12)
-    assert values[1] == pytest.approx(exact / bound, rel=1e-12)
-    assert exact < bound < 2 * exact
 
 
 def test_gradients_reach_through_the_bound():
@@ -361,15 +315,3 @@ def test_dropout_falls_on_the_weights(changes):
     v_BHNV = x_BND[:, None] @ w.w_v_HDK + w.b_v_HK[:, None]
     wanted = (mixing_BHNM * mask @ v_BHNV @ w.w_o_HKD).sum(1) + w.b_o_D
     torch.testing.assert_close(attention(x_BND, None, mask), wanted, **EXACT)
-
-
-# --- configs ----------------------------------------------------------------------------------------------------------
-
-
-def test_doubled_columns_have_as_many_parameters_as_free_keys():
-    """Kim et al. 2021, app. M: W_Q = W_K with 2 D / H columns a head, W_V and W_O as they were."""
-    sizes = [
-        sum(p.numel() for p in network(**keys, width=8, bias=False).attentions[0].parameters())
-        for keys in ({"attention": "l2"}, {**TIED, "head_width": 8, "value_width": 4})
-    ]
-    assert sizes == [4 * 8**2] * 2
