@@ -56,15 +56,6 @@ def test_unit_length_does_not_see_the_tokens_lengths(states):
         assert once[name].numpy() == pytest.approx(again[name].numpy(), rel=1e-10)
 
 
-def test_sign_blind_companions():
-    """Antipodal tokens are of rank one and far from 1 x^T; a token of zero has no angle."""
-    line = torch.tensor([1.0, -1, 0, 1, -1, 1], dtype=torch.float64)[:, None] * torch.tensor([3.0, 4, 0])
-    values = state_metrics(line[None])
-    assert values["mean_absolute_cosine"].item() == pytest.approx(1)
-    assert values["second_singular_ratio"].item() == pytest.approx(0, abs=1e-15)
-    assert values["antipodal_share"].item() == pytest.approx(6 / 10)  # 3 times 2 of 10 pairs
-
-
 class Layer(torch.nn.TransformerEncoderLayer):
     """A layer of torch's own that makes the first token longer."""
 
