@@ -243,35 +243,17 @@ def test_the_read_out_is_the_librarys(family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_sizes_are_the_librarys_and_weights_are_views(family):
+def test_the_network_has_the_sizes_of_its_module_and_follows_it(family):
     model = built(family)
     network = as_network(model)
     norm_kind = "rmsnorm" if family in RMSNORM else "layernorm"
     assert (network.width, network.num_heads, network.norm_kind) == (16, 2, norm_kind)
-    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    for sublayer in network.sublayers:
-        part, norm = sublayer.part, sublayer.norm
-        held = [norm.weight, norm.shift]
-        if sublayer.kind == "attention":
-            held += [linear.weight for linear in (*part.inputs, part.out)]
-            shared = part.groups < part.heads  # heads that share a map each need one
-            held += [] if shared else part.maps_as_applied()[:4]  # of queries and keys there may be none
-            held += [linear.bias for linear in (*part.inputs, part.out)]
-        else:
-            held += [part.up.weight, part.up.bias, part.down.weight, part.down.bias]
-        assert {x.untyped_storage().data_ptr() for x in held if x is not None} <= own
-    assert {id(parameter) for parameter in network.parameters()} == {id(parameter) for parameter in model.parameters()}
-
-
-@pytest.mark.parametrize("family", ["Bert", "Albert", "GPT2", "ViT"])
-def test_the_network_follows_its_module(family):
-    model = built(family)
-    network = as_network(model)
     inputs, call = inputs_of(family)
-    before = network.state(inputs)
+    before = sums_by_length(network, inputs).state_BND
     for parameter in model.parameters():
         parameter.mul_(0.9)
-    close(network.state(inputs), model(**call).last_hidden_state)
+    close(network.state(inputs), model.base_model(**call).last_hidden_state)
+    assert sums_by_length(network, inputs).remainder().max() < 1e-12  # so do the maps of single heads
     assert (network.state(inputs) - before).abs().max() > 0.01
     network.float()
     assert network.state(inputs).dtype == torch.float32
@@ -290,59 +272,22 @@ def test_a_copy_of_the_network_has_a_module_of_its_own():
 
 # --- parts taken out -------------------------------------------------------------------------------------------------
 
-NOTHING = {"skip": False, "mlp": False, "norm": False}
-VARIANTS = [{"skip": True}, {"mlp": True}, {"norm": True}, {"skip": True, "mlp": True}, dict.fromkeys(NOTHING, True)]
 
+@pytest.mark.parametrize("removed", [("skip",), ("mlp",), ("norm",), ("skip", "mlp", "norm")])
+def test_parts_taken_out_of_a_bert_are_those_of_its_modules(removed):
+    model, (inputs, _) = built("Bert"), inputs_of("Bert")
+    x_BND = model.embeddings(inputs)
 
-def bert_without(model, skip, mlp, norm):
-    """The library's own BERT with the forward of its layers patched."""
-    model = copy.deepcopy(model)
-
-    def sum_of(self, hidden_states, input_tensor):
-        hidden_states = self.dense(hidden_states)
-        return self.LayerNorm(hidden_states if skip else hidden_states + input_tensor)
+    def after(output, y_BND):
+        y_BND = output.dense(y_BND) + (0 if "skip" in removed else x_BND)
+        return y_BND if "norm" in removed else output.LayerNorm(y_BND)
 
     for layer in model.encoder.layer:
-        for output in (layer.attention.output, layer.output):
-            output.forward = types.MethodType(sum_of, output)
-            if norm:
-                output.LayerNorm = nn.Identity()
-        if mlp:
-            layer.feed_forward_chunk = lambda attention_output: attention_output
-    return model
-
-
-def gpt2_without(model, skip, mlp, norm):
-    model = copy.deepcopy(model)
-
-    def forward(self, hidden_states, *args, attention_mask=None, **kwargs):
-        mask = args[1] if len(args) > 1 else attention_mask
-        attended = self.attn(self.ln_1(hidden_states), attention_mask=mask)[0]
-        hidden_states = attended if skip else hidden_states + attended
-        if mlp:
-            return hidden_states
-        fed = self.mlp(self.ln_2(hidden_states))
-        return fed if skip else hidden_states + fed
-
-    for layer in model.h:
-        layer.forward = types.MethodType(forward, layer)
-        if norm:
-            layer.ln_1 = layer.ln_2 = nn.Identity()
-    if norm:
-        model.ln_f = nn.Identity()
-    return model
-
-
-@pytest.mark.parametrize("changes", VARIANTS, ids=lambda changes: "+".join(changes))
-@pytest.mark.parametrize(("family", "patched"), [("Bert", bert_without), ("GPT2", gpt2_without)])
-def test_parts_taken_out_against_the_library_patched(family, patched, changes):
-    model = built(family)
-    inputs, call = inputs_of(family, -1)
-    wanted = patched(model, **{**NOTHING, **changes})(**call).last_hidden_state
-    network = without(as_network(model), **changes)
-    present_BN = call["attention_mask"].bool()
-    scale = wanted[present_BN].abs().max().item()  # without norms states grow
-    close(network.state(inputs)[present_BN], wanted[present_BN], rtol=0, atol=1e-12 * max(1, scale))
+        x_BND = after(layer.attention.output, layer.attention.self(x_BND)[0])
+        if "mlp" not in removed:
+            x_BND = after(layer.output, layer.intermediate(x_BND))
+    network = without(as_network(model), **dict.fromkeys(removed, True))
+    close(network.state(inputs), x_BND, rtol=0, atol=1e-12 * max(1, x_BND.abs().max().item()))  # without norms it grows
 
 
 # --- measures --------------------------------------------------------------------------------------------------------
@@ -427,28 +372,20 @@ def test_an_activation_without_a_gate_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("ids", "wanted"),
+    ("family", "ids", "wanted"),
     [
-        ([[0, 0, 5, 6]], "padding before a token"),
-        ([[5, -1, 6, 7]], "padding before a token"),
-        ([[5, 6], [0, 0]], "a text without tokens"),
-        ([[5, 50]], "token id 50; its vocabulary ends with 49"),
-        ([[5] * 33], "texts of 33 tokens; it has positions for 32"),
+        ("Bert", [[0, 0, 5, 6]], "padding before a token"),
+        ("Bert", [[5, -1, 6, 7]], "padding before a token"),
+        ("Bert", [[5, 6], [0, 0]], "a text without tokens"),
+        ("Bert", [[5, 50]], "token id 50; its vocabulary ends with 49"),
+        ("Bert", [[5] * 33], "texts of 33 tokens; it has positions for 32"),
+        ("Roberta", [[5] * 31], "it has positions for 30"),  # its table has two rows more
+        ("Mistral", [[5] * 9], "it has positions for 8"),  # of its sliding window
     ],
 )
-def test_texts_that_do_not_fit_are_refused(ids, wanted):
-    network = as_network(built("Bert"))
+def test_texts_that_do_not_fit_are_refused(family, ids, wanted):
+    network = as_network(built(family))
     assert wanted in refusal(lambda: list(run(network, torch.tensor(ids))))
-
-
-def test_roberta_has_fewer_positions_than_its_table_has_rows():
-    network = as_network(built("Roberta"))
-    assert "positions for 30" in refusal(network.embed, torch.full((1, 31), 5))
-    assert network.state(torch.full((1, 30), 5)).isfinite().all()
-
-
-def test_texts_longer_than_a_sliding_window_are_refused():
-    assert "positions for 8" in refusal(as_network(built("Mistral")).embed, torch.full((1, 9), 5))
 
 
 @pytest.mark.parametrize("key", ["bi_data", "same_length"])
