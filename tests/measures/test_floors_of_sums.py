@@ -1,7 +1,5 @@
 """Floors of rounding of sums of paths: against sums in more digits, in the tables, the figures and the verdicts."""
 
-import dataclasses
-
 import pandas as pd
 import pytest
 import torch
@@ -99,7 +97,7 @@ def test_figures_and_verdicts_say_it(tables):
     axes = rb.plot(mass.assign(below_floor=1.0), analysis="path_mass").axes
     assert BELOW in axes[0].get_legend_handles_labels()[1]
     assert all(text.get_text().startswith("<") for text in axes[2].texts)
-    assert "floor" in dataclasses.asdict(CLAIMS["dong_fig4_length_1_sorting"])
+    assert CLAIMS["dong_fig4_length_1_sorting"].floor == "sum_below_floor"
     seeds = [rows.assign(seed=seed, whole_accuracy=1.0, ceiling_accuracy=1.0) for seed in range(3) for rows in [marked]]
     (verdict, *_) = judge("dong_fig4_longest_at_chance", pd.concat(seeds), None)
     assert "rows are at the floor of rounding (sum_below_floor)" in verdict["reason"]

@@ -51,7 +51,7 @@ def test_a_model_draws_the_same_weights_and_begins_with_every_norm_at_the_gain()
 
 @pytest.mark.parametrize("heads", [1, 2])
 def test_orthogonal_values(heads):
-    model = build(values="orthogonal", bias=False)
+    model = build(values="orthogonal", bias=False, heads=heads)
     for block in model.blocks:
         w = block.attention.maps_as_applied()
         whole = torch.cat(list(w.w_v_HDK), dim=1), torch.cat(list(w.w_o_HKD), dim=0)
