@@ -109,10 +109,6 @@ def config(task, model, *keys):
     return dataclasses.replace(compose("train", *words, *keys), analysis=small_options())
 
 
-def test_here_is_every_task():
-    assert set(TASK_WORDS) == set(TASKS)
-
-
 def refusals(cfg):
     """The analyses that are refused before anything is written, each in one line."""
     refused = set()
