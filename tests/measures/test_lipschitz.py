@@ -219,6 +219,21 @@ def test_norm_layers_are_below_their_bounds(model_config, seed, width, kind, siz
 # --- one head of width 1 ----------------------------------------------------------------------------------------------
 
 
+def test_bounds_with_weights_of_1_by_hand(model_config):
+    """Of three tokens no longer than R = 3, of two tokens, and of a norm."""
+    root, dot = math.sqrt(3), ones()._replace(kind="dot")
+    assert softmax_ball_2(dot, 3, 3.0) == pytest.approx(root + 9 + root * 9)
+    assert softmax_ball_2(ones(), 3, 3.0) == pytest.approx(root + 2 * 9 + 2 * root * 3 * 6)
+    for castin, factor in ((False, 4), (True, 13)):
+        assert dot_ball_2(dot, 3, 3.0, castin=castin) == pytest.approx(root * math.sqrt(81 * factor + 3))
+    inverse = scipy.optimize.brentq(lambda c: c * math.exp(c + 1) - 1, 0, 1, xtol=1e-14)
+    assert one_dimension_2(ones(), 2) == pytest.approx(math.sqrt(1.5) + 4 * inverse)
+    for bound in (theorem_inf, theorem_2, one_dimension_inf, one_dimension_2):
+        assert bound(ones()._replace(divisor=1.7), 3) == pytest.approx(bound(ones(), 3) / 1.7)
+    norm = Norm(model_config(width=4, heads=1), affine=False)
+    assert lipschitz_of_networks.norm_bound(norm, "inf") == pytest.approx((2 - 2 / 4 + 2) / math.sqrt(1e-5))
+
+
 @pytest.mark.further
 @pytest.mark.parametrize("tokens", [2, 3, 4, 5, 7])
 def test_the_constant_for_p_inf_against_a_global_search(tokens):
@@ -370,7 +385,9 @@ def test_the_bound_of_cosine_attention_is_reached_and_below_the_published_one():
         w_q, w_k, w_v = torch.randn(3, 1, 4, 4, generator=draws)
         norms = [torch.linalg.matrix_norm(w[0], 2).item() for w in (w_q, w_k, w_v)]
         published = (n * 10 * norms[0] + n**2 * 10 * norms[1] + 2 * n * norms[2]) / 1e-3
-        assert cosine_bound(maps_of(w_q, w_k, w_v, torch.eye(4)[None]), 10.0, 1e-6, n, "2") <= published
+        maps, of_a_token = maps_of(w_q, w_k, w_v, torch.eye(4)[None]), (norms[2] + 10 * (norms[0] + norms[1])) / 1e-3
+        bounds = [cosine_bound(maps, 10.0, 1e-6, n, p) for p in ("2", "inf")]
+        assert bounds == pytest.approx([math.sqrt(n) * of_a_token, 2 * of_a_token], rel=1e-5) and bounds[0] <= published
 
 
 @pytest.mark.parametrize("changes", some(MODELS, 3), ids=str)
