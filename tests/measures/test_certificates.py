@@ -82,6 +82,19 @@ def test_lengths_are_bounded_from_part_to_part(random_network):
             assert sublayer.f(x_BND).norm(dim=-1).max() <= longest * ROUNDING
 
 
+def test_lengths_and_bounds_with_weights_of_1_by_hand(random_network):
+    network, _ = random_network(1, seed=0, norm="pre", width=1, heads=1, mlp_ratio=1, bias=False)
+    for parameter in network.parameters():
+        parameter.fill_(1)
+    (attention, mlp), slope = network.layers[0], ACTIVATION_LIPSCHITZ[network.cfg.activation]
+    assert of_networks._longest_normed(attention.norm, 3.0) == pytest.approx(1 + 1)  # the root of the width, the shift
+    assert of_networks._part_on_ball(attention, 4, 3.0)[1] == pytest.approx(3)
+    assert of_networks._part_on_ball(mlp, 4, 3.0)[1] == pytest.approx(3 * slope)
+    assert of_networks.mlp_bound(mlp.part, "inf") == pytest.approx(slope)
+    whole = of_networks.certificate(network, 4, 3.0)
+    assert whole.network == pytest.approx(math.prod(whole.layers) / math.sqrt(1e-5))  # and the last norm
+
+
 def test_what_has_no_bound_has_no_certificate(random_network):
     for changes in ({"attention": "sigmoid"}, {"exclusive": True}, {"mix_uniform": 0.3}, {"attention": "cosine"}):
         assert of_networks.certificate(random_network(1, seed=0, **changes)[0], 4, 1.0) is None

@@ -216,6 +216,13 @@ def test_norm_layers_are_below_their_bounds(model_config, seed, width, kind, siz
         assert norm_of(matrix, p).item() <= lipschitz_of_networks.norm_bound(norm, p) * ROUNDING
 
 
+def test_fresh_layers_and_starts_are_uniform_up_to_their_limits():
+    weights_HDK = attention_layer.fresh_layer("dot", 64, 2, 3.0, generator(0)).maps.w_q_HDK
+    starts_BND = random_starts(200, 4, 3, 2.0, generator(0))
+    for x, limit in ((weights_HDK, 3 / 8), (starts_BND, 2)):
+        assert -limit <= x.min() < -0.95 * limit and 0.95 * limit < x.max() <= limit
+
+
 # --- one head of width 1 ----------------------------------------------------------------------------------------------
 
 

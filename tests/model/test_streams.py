@@ -68,6 +68,12 @@ def test_sums_of_paths_are_those_of_the_tape(kind):
     close(by_tape.by_length_KBND, ours.by_length_KBND, ours.by_length_KBND)
 
 
+def test_noise_of_fresh_streams_has_its_deviation():
+    model = initialised(norm="pre", hyper_connections="free", streams=40, stream_deviation=0.1)
+    noise_SS = model.blocks[0].attention_streams.mix - torch.eye(40)
+    assert noise_SS.std().item() == pytest.approx(0.1, rel=5 / (2 * noise_SS.numel()) ** 0.5)  # five standard errors
+
+
 @pytest.mark.parametrize("kind", ["free", "doubly_stochastic"])
 def test_fresh_hyper_connections_are_plain_skips(kind):
     outputs = []

@@ -109,6 +109,12 @@ def test_a_parameter_that_nothing_draws_is_an_error(monkeypatch):
     assert refusal(network, attention="differential").startswith(said)
 
 
+def test_vectors_of_differential_attention_begin_with_their_deviation():
+    own = [attention.own for attention in initialised(width=512, heads=1, attention="differential").attentions]
+    numbers = torch.cat([vector for vectors in own for vector in vectors.values()])
+    assert numbers.std().item() == pytest.approx(0.1, rel=5 / (2 * len(numbers)) ** 0.5)  # five standard errors
+
+
 def test_gates_begin_at_a_half():
     for attention in initialised(width=8, attention="gated").attentions:
         gate_BHN = attention.weighting.gate(normal(15, 2, 2, 5, 4), attention)
