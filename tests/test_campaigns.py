@@ -1,10 +1,4 @@
-"""The campaigns: their record, and each with a few cases, so that `make campaigns` works when it is wanted.
-
-Their quick versions are tests of their own: fuzz in test_cli.py and test_callback.py, hostile in test_damage.py,
-foreign in test_failures.py and test_modules.py, environments in test_failures.py and test_streams.py, observer in
-test_observe.py, cut and full_disk in test_disk.py, kill and divergence in test_train.py, concurrency in test_run.py,
-soak in test_sweep.py.
-"""
+"""The campaigns: their record, and each with a few cases, so that `make campaigns` works when it is wanted."""
 
 import fcntl
 import random

@@ -151,23 +151,8 @@ ARRAYS = {
     "columns": np.asfortranarray(SOUND),
 }
 ODD = [
-    None,
-    True,
-    -1,
-    0,
-    0.5,
-    2**31,
-    2**63,
-    10**30,
-    math.nan,
-    math.inf,
-    "x",
-    "",
-    "../../x",
-    [],
-    {},
-    [1, "x"],
-    "\udc80\n",
+    *(None, True, -1, 0, 0.5, 2**31, 2**63, 10**30, math.nan, math.inf),
+    *("x", "", "../../x", [], {}, [1, "x"], "\udc80\n"),
 ]
 REMOTE = "import os\nos.system('touch canary')\n"
 CHECKPOINTS = Path("checkpoints")

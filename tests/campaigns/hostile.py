@@ -28,26 +28,9 @@ TINY = [
 NUMBER = re.compile(rb"-?\d+(\.\d+)?(e-?\d+)?")
 ODD = [
     *(b"9" * 400, b"9" * 5000, b"1e999", b"-1", b"0", b"nan", b"1e308", b"-1e-320", b"2147483648", b"", b"null", b"[]"),
-    *(
-        b"{}",
-        b"=1+cmd()",
-        b"x" * 100_000,
-        b"\0",
-        b"\xff\xfe",
-        b"true",
-        b"'",
-        b'"',
-        b"\n",
-        b"${oc.env:HOME}",
-        b"$\\frac{$",
-    ),
-    *(
-        b"!!python/object/apply:os.system ['touch canary']",
-        b"&a [*a]",
-        b"<script>alert(1)</script>",
-        b"../../x",
-        b"1" * 25,
-    ),
+    *(b"{}", b"=1+cmd()", b"x" * 100_000, b"\0", b"\xff\xfe", b"true", b"'", b'"', b"\n", b"${oc.env:HOME}"),
+    *(b"$\\frac{$", b"!!python/object/apply:os.system ['touch canary']", b"&a [*a]", b"<script>alert(1)</script>"),
+    *(b"../../x", b"1" * 25),
 ]
 DEEP = b"[" * 10**5 + b"]" * 10**5
 
