@@ -1,30 +1,12 @@
 """rankbench.seeds: equal arguments, equal draws; otherwise different ones; the global generator is left alone."""
 
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from rankbench.seeds import generator_for
-
-every = settings(max_examples=10, deadline=None)
-# the ranges of seed and of trainer.steps in rankbench.config.schema; names as long as those that rankbench uses
-triples = st.tuples(
-    st.integers(0, 2**32 - 1),
-    st.sampled_from(["initialisation", "train", "test", "order", "dropout"]),
-    st.integers(0, 2**40),
-)
 
 
 def draws(seed, purpose, step=0):
     return torch.randint(2**62, (4,), generator=generator_for(seed, purpose, step)).tolist()
-
-
-@every
-@given(triples, triples)
-def test_equal_arguments_give_equal_draws_and_different_ones_different_draws(left, right):
-    assert draws(*left) == draws(*left)
-    # by chance two generators agree once in 2^32 pairs: torch's CPU generator starts from 32 bits
-    assert (draws(*left) == draws(*right)) == (left == right)
 
 
 def test_neighbouring_seeds_purposes_and_steps_all_differ():
