@@ -227,9 +227,7 @@ def test_attention_has_a_row_for_each_attention_and_length(monkeypatch):
     table = attention.table(cfg, Machine.prepare(cfg))
     assert list(table.index) == [(kind, n) for n in (4, FUSED_FROM_TOKENS + 4) for kind in attention.ATTENTIONS]
     assert (table.loc["dot", "ratio_step_to_dot"] == 1).all() and (table.loc["dot", "ratio_memory_to_dot"] == 1).all()
-    for column in ("step_to_dot", "explicit_to_step", "memory_to_dot"):
-        low, middle, high = (table[f"ratio_{column}{end}"] for end in ("_min", "", "_max"))
-        assert (low > 0).all() and (low <= middle).all() and (middle <= high).all()
+    check_ratios(table, ["ratio_step_to_dot", "ratio_explicit_to_step", "ratio_memory_to_dot"])
     # of short rows both are the same step; of long ones only the explicit one keeps the weights, 11 sequences x 2 heads
     short, long = (table.xs(n, level="num_tokens") for n in (4, FUSED_FROM_TOKENS + 4))
     assert (short.megabytes_step == short.megabytes_explicit).all()

@@ -48,6 +48,7 @@ pytestmark = pytest.mark.usefixtures("unpainted", "rounded_once")
 EXAMPLE = Path(__file__).parents[1] / "example_plugin"
 NAMED = "plugins=[lettercount]"
 NUMBERS = "source,figure,where,series,x,value,unit\n"
+PRESET = "conf/experiment/mine.yaml"
 
 
 @contextmanager
@@ -71,6 +72,13 @@ def process(*path):
 def _forget_modules():
     for name in ("lettercount", "mine", "evil"):
         sys.modules.pop(name, None)
+
+
+def written(folder, files):
+    """Write these files, by their path in the folder."""
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
 
 
 @pytest.fixture(scope="module")
@@ -146,8 +154,7 @@ def test_a_law_of_a_plugin_is_judged_and_drawn(example):
     ],
 )
 def test_published_numbers_that_do_not_fit_are_refused(elsewhere, text, said):
-    (elsewhere / "mine.py").write_text("TASKS = {}")
-    (elsewhere / "published.csv").write_text(text)
+    written(elsewhere, {"mine.py": "TASKS = {}", "published.csv": text})
     with pytest.raises(ConfigError, match=f"published.csv: {said}"):
         checked(["plugins=mine"])
 
@@ -164,21 +171,17 @@ def test_published_numbers_that_do_not_fit_are_refused(elsewhere, text, said):
     ],
 )
 def test_a_preset_that_cannot_run_is_refused(elsewhere, lines, said):
-    (elsewhere / "mine.py").write_text("")
-    (elsewhere / "conf/experiment").mkdir(parents=True)
-    file, begin = elsewhere / "conf/experiment/mine.yaml", "# @package _global_\nmodel: {layers: 2}\n"
-    file.write_text(begin)
+    begin = "# @package _global_\nmodel: {layers: 2}\n"
+    written(elsewhere, {"mine.py": "", PRESET: begin})
     assert checked(["plugins=mine"]).startswith("experiment=mine: composes, and is allowed, at budget=smoke, ")
-    file.write_text(begin + lines)
+    written(elsewhere, {PRESET: begin + lines})
     with pytest.raises(ConfigError, match=said):
         checked(["plugins=mine"])
 
 
 def test_a_plugin_may_be_called_as_the_file_of_a_network(elsewhere):
-    (elsewhere / "networks").mkdir()
     network = "import torch\ndef network():\n    return torch.nn.Linear(2, 2), torch.ones(1, 2)"
-    (elsewhere / "networks" / "mine.py").write_text(network)
-    (elsewhere / "mine.py").write_text("is_plugin = True")
+    written(elsewhere, {"networks/mine.py": network, "mine.py": "is_plugin = True"})
     (elsewhere / "conf").mkdir()
     build("networks/mine.py:network")
     load_plugins(["mine"])
@@ -394,7 +397,7 @@ FIELD = "from dataclasses import dataclass\n@dataclass\nclass A:\n    size: int"
                 {"mine.py": f"{FIELD.replace('int', type_)} = 3\nTASKS = {{'a': A}}"},
                 r"TASKS: a.size: has the type .*; allowed are int, float, bool, str, list\[<type>\] and dict",
             )
-            for type_ in ("set", "list", "list[set]", "dict[int, int]", "int | str | None")
+            for type_ in ("set", "list", "list[set]", "dict[int, int]", "dict[str, set]", "int | str | None")
         ),
         (
             {"mine.py": f"from __future__ import annotations\n{FIELD} = 3\nTASKS = {{'a': A}}"},
@@ -417,9 +420,7 @@ FIELD = "from dataclasses import dataclass\n@dataclass\nclass A:\n    size: int"
     ],
 )
 def test_what_is_no_plugin_ends_in_one_line(elsewhere, files, said):
-    for name, text in files.items():
-        (elsewhere / name).parent.mkdir(parents=True, exist_ok=True)
-        (elsewhere / name).write_text(text)
+    written(elsewhere, files)
     before = list(TASKS), list(ANALYSES)
     with pytest.raises(ConfigError, match=rf"^plugins=\[mine\]: {said}") as error:
         load_plugins(["mine"])
@@ -465,11 +466,9 @@ def test_presets_of_plugins_are_listed_explained_and_reported(run, example, monk
 
 
 def test_a_preset_without_comments_is_listed_by_its_name(elsewhere):
-    (elsewhere / "mine.py").write_text("TASKS = {}")
-    (elsewhere / "conf" / "experiment").mkdir(parents=True)
-    (elsewhere / "conf" / "experiment" / "bare.yaml").write_text("# @package _global_\nseed: 3\n")
-    assert "\n  bare\n" in listing(["plugins=mine"])
-    assert compose("train", "plugins=mine", "experiment=bare").seed == 3
+    written(elsewhere, {"mine.py": "TASKS = {}", PRESET: "# @package _global_\nseed: 3\n"})
+    assert "\n  mine\n" in listing(["plugins=mine"])
+    assert compose("train", "plugins=mine", "experiment=mine").seed == 3
     assert "list seed=1: takes words to search for, and plugins=" in refusal(listing, ["seed=1"])
 
 
@@ -482,11 +481,9 @@ def test_a_preset_without_comments_is_listed_by_its_name(elsewhere):
     ],
 )
 def test_a_yaml_file_that_cannot_be_read_is_named_by_the_lists(elsewhere, content, said):
-    (elsewhere / "mine.py").write_text("TASKS = {}")
-    (elsewhere / "conf" / "experiment").mkdir(parents=True)
-    (file := elsewhere / "conf" / "experiment" / "mine.yaml").write_bytes(content)
+    written(elsewhere, {"mine.py": "TASKS = {}", PRESET: content})
     for text_of, words in ((listing, []), (explained, ["seed"])):
-        assert refusal(text_of, ["plugins=mine", *words]).startswith(f"{file}{said}")
+        assert refusal(text_of, ["plugins=mine", *words]).startswith(f"{elsewhere / PRESET}{said}")
 
 
 @pytest.mark.usefixtures("undrawn_here")

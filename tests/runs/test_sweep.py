@@ -1,10 +1,8 @@
 """rankbench.runs.sweep: the list of a sweep's jobs, and what becomes of jobs that never began."""
 
-import json
-
 import pandas as pd
 import pytest
-import yaml
+from hand_written import write_run
 
 from rankbench.config.keys import ConfigError
 from rankbench.report.jobs import find_runs
@@ -19,12 +17,8 @@ def sweep(tmp_path):
     """Three jobs listed, of which one has finished and the last two have not begun."""
     sweep = Sweep(tmp_path / "sweep")
     sweep.list_jobs(JOBS)
-    folder = sweep.folder / JOBS[0].folder
-    folder.mkdir()
-    config = {"task": {"name": "sorting"}, "model": {"name": "san", "heads": 1}, "seed": 0}
-    (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    seeds = [{"seed": 0, "status": "finished", "test_accuracy": 0.5, "test_loss": 1.0}]
-    (folder / "summary.json").write_text(json.dumps({"status": "finished", "seeds": seeds}))
+    final = {"test_accuracy": 0.5, "test_loss": 1.0}
+    write_run(sweep.folder / JOBS[0].folder, {"model": {"heads": 1}}, [final])
     return sweep
 
 
