@@ -532,6 +532,7 @@ def test_a_null_byte_is_one_line_and_leaves_nothing(call, tmp_path, monkeypatch)
         (lambda run: rb.load(run.folder, plugins=[3]), "load: plugins=[3]: is of type list; give a text or a list of"),
         (lambda run: rb.load_sweep([run.folder]), "load_sweep: folder=["),
         (lambda run: rb.analyze(run, ["residual", "paths"]), "analyze: an analysis is of type list; give names, as in"),
+        (lambda run: rb.analyze(torch.nn.Linear(2, 2)), "Linear: needs inputs; as in analyze(module, inputs, "),
         (lambda run: rb.analyze(run, "residual", residual=3), "residual: is an analysis; give its options by name"),
         (lambda run: rb.analyze(run, "residual", sequences=pd.DataFrame()), "sequences is of type DataFrame; give a"),
         (lambda run: run.table(["paths"]), "table: name=['paths']: is of type list; give a text"),

@@ -80,8 +80,6 @@ def test_a_value_off_the_list_is_refused(cfg, key):
 @pytest.mark.parametrize(("key", "value"), [(key, value) for key, allowed in CHOICES.items() for value in allowed])
 def test_every_value_on_the_list_passes(cfg, key, value):
     cfg = holder_of(key, cfg)
-    if value == "lstm":
-        cfg.model = resolve(composed("model=lstm")).model
     put(cfg, key, value)
     if key in HOLDERS:
         return check(cfg)
@@ -164,6 +162,12 @@ COMBINATIONS = [
     ("model.mlp_ratio=0.01 model.width=40", "model.mlp_ratio=0.01: ... model.width=40; allowed are ratios from 0.025"),
     ("model.query_gains=[2] model.tied_qk=true", "model.query_gains=[2.0]: ... set model.tied_qk=false"),
     ("model.query_gains=[2] model.weight_norm=sigma", "model.query_gains=[2.0]: ... set model.weight_norm=none"),
+    ("model.heads=3 model.kv_groups=2", "model.kv_groups=2: does not divide model.heads=3 into equal groups"),
+    ("model.kv_groups=1 model.tied_qk=true", "model.kv_groups=1: cannot be combined with model.tied_qk=true"),
+    ("model.latent_width=2 model.tied_qk=true", "model.latent_width=2: cannot be combined with model.tied_qk=true"),
+    ("model.latent_width=2 model.values=zero", "model.latent_width=2: cannot be combined with model.values=zero"),
+    ("model.value_width=3 model.weight_norm=sigma", "model.value_width=3: ... with model.weight_norm=sigma; use none"),
+    ("optimizer.cap=1 model.weight_norm=sigma", "optimizer.cap=1.0: with model.weight_norm=sigma a matrix has"),
     ("optimizer.milestones=[-5]", "optimizer.milestones=[-5]: out of range; allowed are values from 0"),
     ("trainer.epochs=2", "trainer.steps=1000 trainer.epochs=2.0: give exactly one of the two ... null"),
     ("trainer.steps=null", "trainer.steps=null trainer.epochs=null: give exactly one of the two"),
@@ -183,6 +187,8 @@ COMBINATIONS = [
     ("model.weight_norm=sigma model.mlp_gain=0", "model.mlp_gain=0.0: model.weight_norm=sigma divides"),
     # several streams, and layers with the same parameters
     ("model.value_residual=0.5 model.embedding_skip=1", "model.value_residual=0.5 model.embedding_skip=1.0: only one"),
+    ("model=contractive_l2 model.value_residual=0.5", "model.value_residual=0.5: ... for values of two layers; use l2"),
+    ("model.value_residual=0.5 model.exclusive=true", "model.value_residual=0.5: ... the values of a single layer"),
     ("model.hyper_connections=free", "model.hyper_connections=free: ... use model.norm=pre, peri or none"),
     (
         "model.norm=pre model.hyper_connections=free model.skip=false",
@@ -197,6 +203,8 @@ COMBINATIONS = [
     ("model=lstm model.skip=true", "model.skip=true: an LSTM has no such part; model=lstm leaves it at false"),
     ("model=lstm model.temperature=2", "model.temperature=2.0: an LSTM has no such part"),
     ("model=lstm model.init=bert", "model.init=bert: not for an LSTM; allowed are pytorch, glorot"),
+    ("model=lstm optimizer=muon", "optimizer.name=muon optimizer.cap=null: muon and the cap are for the matrices of a"),
+    ("model=lstm optimizer.cap=1", "optimizer.name=adam optimizer.cap=1.0: muon and the cap are for the matrices of a"),
     ("model=lstm trainer.compile=true", "trainer.compile=true: torch cannot compile an LSTM"),
     ("model=lstm trainer.dynamics_every=5", "trainer.dynamics_every=5: an LSTM has no attention"),
 ]

@@ -18,10 +18,10 @@ def rows(rank: float, below: float = 0.0) -> list[dict]:
     """Rows of the states of two layers in two views; only the last layer, with all tokens as they are, counts."""
     table = [
         {"view": view, "layer": layer, "effective_rank": 9.0, "below_floor": 0.0}
-        for view in ("all", "unit_length")
+        for view in ("unit_length", "all")
         for layer in (0, 1, 2)
     ]
-    table[2] |= {"effective_rank": rank, "below_floor": below}
+    table[-1] |= {"effective_rank": rank, "below_floor": below}
     return table
 
 

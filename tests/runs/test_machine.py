@@ -19,7 +19,7 @@ from rankbench.commands.compose import compose, resolve
 from rankbench.commands.composition import composed
 from rankbench.config.compatibility import check
 from rankbench.config.keys import ConfigError
-from rankbench.runs.machine import PACKAGES, Machine, git_state, processors
+from rankbench.runs.machine import PACKAGES, Machine, git_state, physical_memory, processors
 from rankbench.runs.run import Run
 from rankbench.training.loop import train
 
@@ -73,6 +73,12 @@ def test_the_processors_are_those_that_the_process_may_use():
     finally:
         os.sched_setaffinity(0, allowed)
     assert processors() == len(allowed)
+
+
+@pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="this system says it elsewhere")
+def test_the_memory_is_what_the_system_says():
+    total, unit = Path("/proc/meminfo").read_text().partition("MemTotal:")[2].split()[:2]
+    assert (physical_memory(), unit) == (int(total) * 1024, "kB")
 
 
 def test_a_run_continued_with_other_threads_records_them(monkeypatch, tmp_path):
@@ -151,7 +157,7 @@ def test_a_run_keeps_the_record(runs):
     assert record["command"] == sys.argv
     assert record["python"] == ".".join(map(str, sys.version_info[:3]))
     assert tuple(record["packages"]) == PACKAGES
-    assert record["packages"]["torch"] == torch.__version__.partition("+")[0] or "+" in record["packages"]["torch"]
+    assert record["packages"]["torch"] in (torch.__version__, torch.__version__.partition("+")[0])
     for package in set(PACKAGES) - {"rankbench", "torch"}:
         assert record["packages"][package] == version(package)
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import statistics
 import struct
 import tempfile
@@ -50,6 +51,8 @@ def test_by_layer_keeps_one_row_for_each_run_seed_and_layer():
     assert kept.p.dropna().to_list() == [103, 103] and set(kept.weights) == {"trained"}
     heads = by_layer(table[table["head"].notna()].drop(columns="sublayer").reset_index(drop=True))
     assert heads.p.to_list() == [103, 103] and "x" not in heads
+    headless = by_layer(table.drop(columns=["head", "p"]))
+    assert headless.x.to_list() == [101, 105, 101, 105]
     fresh = by_layer(table[table.weights == "initialised"].reset_index(drop=True))
     assert fresh.x.to_list() == [1, 5, 1, 5]
     with pytest.raises(ConfigError, match=r"^by_layer: a table without a column layer; it has run, task"):
@@ -76,6 +79,14 @@ def test_replacing_puts_the_new_file_in_place_of_the_old(tmp_path):
         assert part.parent == path.parent  # a move between file systems would not be atomic
     assert path.read_bytes() == "new: α".encode() and path.stat().st_mode & 0o777 == 0o644
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_is_on_the_disk_before_it_is_moved_and_its_name_when_the_call_returns(tmp_path, monkeypatch):
+    calls, replace = [], os.replace
+    monkeypatch.setattr(os, "fsync", lambda handle: calls.append(os.fstat(handle).st_ino))
+    monkeypatch.setattr(os, "replace", lambda *paths: calls.append("moved") or replace(*paths))
+    write_text(path := tmp_path / "a.txt", "new")
+    assert calls == [path.stat().st_ino, "moved", tmp_path.stat().st_ino]
 
 
 def test_an_exception_leaves_the_old_file_and_nothing_else(tmp_path):
