@@ -283,9 +283,10 @@ def test_every_sentence_is_one_of_the_grammar_and_has_its_entropy():
 
 
 def test_losses_of_counts_are_those_counted_by_hand(text):
-    """Each pair counts once more than it occurs. The beginning is a symbol before others, the end one behind others."""
+    """Each pair counts once more than it occurs. The beginning is a symbol before others, the end one behind others.
+    Sentences are cut off, or each symbol would stand before others as often as behind them."""
     folder, _ = text
-    task = all_of(folder)
+    task = all_of(folder, length_limit=5)
 
     def pairs_of(split):
         pairs = zip(split.inputs.flatten().tolist(), split.targets.flatten().tolist(), strict=True)
