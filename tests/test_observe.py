@@ -26,6 +26,7 @@ from forked import fork
 from torch import nn
 
 import rankbench as rb
+from rankbench.observing.folder import Table
 from rankbench.plots.training import FIGURES, OBSERVED_FIGURES
 from rankbench.report.jobs import find_runs
 from rankbench.report.report import gather
@@ -629,6 +630,19 @@ def test_a_folder_of_something_else_is_refused(tmp_path, inputs):
     with rb.observe(LanguageModel(), inputs, out=folder), pytest.raises(rb.ConfigError, match="another process"):
         rb.observe(LanguageModel(), inputs, out=folder)
     assert all((folder / name).read_bytes() == text for name, text in before.items() if name.endswith(".csv"))
+
+
+def test_a_folder_with_hidden_files_alone_is_a_new_one(tmp_path):
+    (tmp_path / ".DS_Store").write_text("")
+    rb.observe(nn.Linear(3, 3), torch.ones(2, 3), measures=["weights"], out=tmp_path).close()
+    assert rb.Run(tmp_path).status == "finished"
+
+
+def test_a_table_takes_the_columns_that_later_rows_add(tmp_path):
+    table = Table(tmp_path / "observed_states.csv", upto=-1)
+    table.add([{"step": 0, "a": 1.5}])
+    table.add([{"step": 1, "a": 2.5, "b": 3.5}])
+    assert read_table(table.path).fillna(0).to_dict("list") == {"step": [0, 1], "a": [1.5, 2.5], "b": [0, 3.5]}
 
 
 # --- what is measured ------------------------------------------------------------------------------------------------
