@@ -5,23 +5,24 @@ import pytest
 from rankbench.judging import CLAIMS, judge, verdict_line
 
 
-def outcomes(name, table):
-    return {verdict["outcome"] for verdict in judge(name, table, CLAIMS[name].along)}
+def outcomes(name, table, facet=None):
+    return {verdict["outcome"] for verdict in judge(name, table, facet or CLAIMS[name].along)}
 
 
-def assert_holds_and_fails(name, table, refuting=(), measured=None, rel=1e-9):
+def assert_holds_and_fails(name, table, refuting=(), measured=None, rel=1e-9, facet=None):
     """The claim holds on the table, with this number, and fails on each table that refutes it. `judge` lets none hold
-    that does not fail in its control. That there is one of something is refuted by no table."""
+    that does not fail in its control. That there is one of something is refuted by no table. facet: keys of which each
+    value is judged for itself; None for the key that the claim compares."""
     assert refuting or CLAIMS[name].exists
     if "sublayer" not in table:  # sub-layers of a layer are in the rows' order
-        assert outcomes(name, table[::-1]) == outcomes(name, table), "the order of the rows decides"
+        assert outcomes(name, table[::-1], facet) == outcomes(name, table, facet), "the order of the rows decides"
     right, wrong = ("passed", "broken") if CLAIMS[name].is_check else ("held", "failed")
-    for verdict in judge(name, table, CLAIMS[name].along):
+    for verdict in judge(name, table, facet or CLAIMS[name].along):
         assert verdict["outcome"] == right, verdict["reason"]
         assert measured is None or verdict["measured"] == pytest.approx(measured, rel=rel, abs=1e-9)
         assert name in (line := verdict_line(verdict)) and "\n" not in line and verdict["control"]
     for other in refuting:
-        assert outcomes(name, other) == {wrong}
+        assert outcomes(name, other, facet) == {wrong}
 
 
 def assert_undecided(name, table, reason, facet=None):
