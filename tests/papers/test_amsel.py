@@ -75,18 +75,18 @@ def changed(table, form, factor=1.0, add=0.0, kind="measured"):
 
 # name: (a table that supports it, the number measured on it, tables that refute it)
 TABLES = {
-    "amsel_full_rank_soft": (sweep(), None, [sweep(full=0.03)]),
-    "amsel_full_rank_hard": (sweep(), None, [sweep(hard=0.01)]),
+    "amsel_full_rank_soft": (sweep(), 0.01, [sweep(full=0.03)]),
+    "amsel_full_rank_hard": (sweep(), 0.001, [sweep(hard=0.01)]),
     "amsel_low_rank_above": (sweep(), 50.0, [sweep(low=0.05)]),  # at the fewer points
     "amsel_error_falls_with_rank": (
         sweep(),
         0.8,
         [sweep(low=0.001), of_networks({(1, 8, 16): 0.01, (2, 4, 16): 0.6, (4, 2, 16): 0.5})],  # once it rises
     ),
-    "amsel_m_is_minus_identity": (sweep(angles={1: 179.0}), None, [sweep(angles={1: 160.0})]),
+    "amsel_m_is_minus_identity": (sweep(angles={1: 179.0}), 179.1, [sweep(angles={1: 160.0})]),
     "amsel_m_of_many_heads": (
         of_networks({(1, 8, 16): 0.01, (4, 8, 16): 0.01}, angles={1: 179.0, 4: 165.0}),
-        None,
+        165.1,
         [of_networks({(1, 8, 16): 0.01, (4, 8, 16): 0.01}, angles={1: 179.0, 4: 140.0})],
     ),
     "amsel_low_rank_grows_with_n": (
@@ -98,7 +98,7 @@ TABLES = {
             of_networks({(1, 8, n): 0.01 for n in (4, 16, 64)} | {(4, 2, 4): 0.1, (4, 2, 16): 0.4, (4, 2, 64): 0.3}),
         ],
     ),
-    "amsel_trained_above_bound": (sweep(bound=0.0005), None, [sweep(bound=0.3)]),
+    "amsel_trained_above_bound": (sweep(bound=0.0005), 2.0, [sweep(bound=0.3)]),
     "garg_many_heads_fail": (
         in_context({1: 0.1, 8: 0.2, 64: 0.4}),
         4.0,

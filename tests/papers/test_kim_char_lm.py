@@ -77,9 +77,13 @@ REFUTING = {
 }
 
 
+# what is measured on SUPPORTING, of claims on which Table 2 and Table 1 have no numbers
+MEASURED = {"kim_dot_fails_deep": 2.0, "kim_tying_not_parameters": 0.1, "kim_matched_as_tied": 0.005}
+
+
 @pytest.mark.parametrize("name", CHAR_LM)
 def test_claims_hold_and_fail(name):
-    assert_holds_and_fails(name, SUPPORTING[name], [REFUTING[name]])
+    assert_holds_and_fails(name, SUPPORTING[name], [REFUTING[name]], MEASURED.get(name))
 
 
 # --- the paper's own tables -------------------------------------------------------------------------------------------
@@ -235,7 +239,7 @@ def test_the_loss_of_the_lstm_is_judged_at_the_papers_width():
     assert "the table has no rows" in verdict("kim_lstm", curves(losses(lstm=1.4)).drop(columns="width"))["reason"]
 
 
-@pytest.mark.parametrize("ratio", [0.3, 0.69, 0.89, 1.11])
+@pytest.mark.parametrize("ratio", [0.89, 1.11])
 def test_about_as_fast_is_neither_much_faster_nor_slower(ratio):
     assert verdict("kim_l2_as_fast", speed({("causal_l2", 2): ratio}))["outcome"] == "failed"
 
