@@ -13,7 +13,6 @@ from shipped import options_of
 from rankbench.analysing.runner import measure
 from rankbench.judging import judge, published, verdict_line
 from rankbench.judging.claim import NOTHING
-from rankbench.judging.residual_left import layers_ahead
 from rankbench.papers import wu_2024
 from rankbench.papers.dong_2021.collapse import COLLAPSE, NORMS
 from rankbench.papers.dong_2021.paths import PATHS
@@ -327,12 +326,6 @@ def test_the_interval_of_what_is_left_stays_positive_and_has_no_end_above():
     # the logarithm is straight there: its curvature moves the ends by half the square of the half-width of .05
     assert [low, high] == pytest.approx(wanted, abs=2e-3) and high > 1
     assert interval95([0.0, 0.0], "positive")[:3] == (0.0, 0.0, 0.0)
-
-
-def test_layers_ahead_counts_the_layers_of_a_cubed_residual():
-    for layers in range(5):
-        assert layers_ahead(-2.0 * 3**layers, -2.0) == pytest.approx(layers, abs=1e-12)
-        assert layers_ahead(-2.0, -2.0 * 3**layers) == pytest.approx(-layers, abs=1e-12)
 
 
 @pytest.mark.parametrize(
