@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.stats
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from refusals import refusal
@@ -104,6 +104,11 @@ def test_a_plugins_claim_that_cannot_be_judged_is_one_line(changed, monkeypatch,
 
 @every
 @given(st.lists(st.floats(-10, 10), min_size=3, max_size=12), st.sampled_from(["above", "below"]))
+@example([1.9, 2.0, 2.1], "above")
+@example([1.9, 2.0, 2.1], "below")
+@example([0.8, 1.1, 1.5], "below")
+@example([1.0, 1.0, 1.0], "above")  # on the line
+@example([2.0, 2.0, 2.0], "below")  # no spread at all
 def test_the_outcome_is_where_scipys_interval_lies(values, name):
     (verdict,) = judge(name, valued(values))
     mean, error = np.mean(values), scipy.stats.sem(values)
@@ -112,25 +117,12 @@ def test_the_outcome_is_where_scipys_interval_lies(values, name):
     assert verdict["measured"] == pytest.approx(mean, rel=1e-12, abs=1e-12)
     assert [verdict["low95"], verdict["high95"]] == pytest.approx([low, high], rel=1e-9, abs=1e-9)
     assert (verdict["num_seeds"], verdict["num_repeats"], verdict["interval"]) == (len(values), len(values), "t")
-    if min(abs(low - 1), abs(high - 1)) < 1e-9:  # rounding decides
+    assert verdict["claimed"] == {"above": "> 1", "below": "< 1"}[name]
+    if error > 0 and min(abs(low - 1), abs(high - 1)) < 1e-9:  # rounding decides
         return
-    wanted = "undecided" if low < 1 < high else ("held" if (low > 1) == (name == "above") else "failed")
+    wanted = "undecided" if low <= 1 <= high else ("held" if (low > 1) == (name == "above") else "failed")
     assert verdict["outcome"] == wanted
     assert bool(verdict["reason"]) == (wanted == "undecided")
-
-
-@pytest.mark.parametrize(
-    ("values", "above", "below"),
-    [
-        ([1.9, 2.0, 2.1], "held", "failed"),
-        ([0.4, 0.5, 0.6], "failed", "held"),
-        ([0.8, 1.1, 1.5], "undecided", "undecided"),
-        ([1.0, 1.0, 1.0], "undecided", "undecided"),  # on the line
-        ([2.0, 2.0, 2.0], "held", "failed"),  # no spread at all
-    ],
-)
-def test_held_failed_or_undecided(values, above, below):
-    assert [judge(name, valued(values))[0]["outcome"] for name in ("above", "below")] == [above, below]
 
 
 @pytest.mark.parametrize(
@@ -206,15 +198,6 @@ def test_undecided_says_how_many_more_seeds_would_decide():
     assert verdict["reason"].endswith("more seeds will not decide it") and verdict["more_repeats"] == math.inf
     (untrained,) = judge("above", valued([0.8, 1.1, 1.5], whole_accuracy=0.1))
     assert math.isnan(untrained["more_repeats"]) and math.isnan(untrained["p_value"])
-
-
-@pytest.mark.parametrize("line", [0.6, -10.0])
-def test_the_claimed_side_is_written_out(changed, line):
-    changed(line=line)
-    for name, sign in (("above", ">"), ("below", "<")):
-        (verdict,) = judge(name, valued([1.0, 2.0, 3.0]))
-        assert verdict["claimed"] == f"{sign} {line:g}"
-        assert (verdict["statement"], verdict["source"], verdict["claim"]) == (f"It is {name} one.", "a test", name)
 
 
 def test_facets_and_schemes_are_judged_one_by_one(monkeypatch):
