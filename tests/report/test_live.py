@@ -97,6 +97,15 @@ def test_watching_ends_by_ctrl_c_and_where_nothing_runs(sweep, tmp_path, monkeyp
     assert lines[0] == "2 jobs, 1 finished, 1 interrupted"
 
 
+def test_a_job_that_may_yet_begin_is_looked_for_twice(sweep, tmp_path, monkeypatch):
+    (sweep[1] / "summary.json").unlink()
+    pauses = []
+    monkeypatch.setattr(live.time, "sleep", pauses.append)
+    waiting, last = watched(str(tmp_path / "runs"), tmp_path)
+    assert waiting[0].startswith("1 of 2 jobs have finished, 0 running") and last[0] == "2 jobs, 1 finished, 1 absent"
+    assert len(pauses) == 1
+
+
 def test_the_time_left_is_that_of_the_pace_so_far(sweep, tmp_path):
     missing = tmp_path / "runs" / "2"
     # 300 s for 1.5 of 3 jobs, and the seconds that this test has taken

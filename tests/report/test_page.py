@@ -44,7 +44,8 @@ ENVIRONMENT = {
 def run_at(folder, heads=1, lr=0.1, status="finished", seeds=(0.5, 0.6, 0.9), model="san", **more):
     """A run's folder with these final accuracies."""
     config = {"model": {"name": model, "heads": heads}, "optimizer": {"lr": lr}, "out": str(folder), **more}
-    write_run(folder, config, [{"test_accuracy": value, "test_loss": 1 - value} for value in seeds], status)
+    numbers = [{"test_accuracy": value, "test_loss": 1 - value, "valid_loss": 2 - value} for value in seeds]
+    write_run(folder, config, numbers, status)
     (folder / "environment.json").write_text(json.dumps(ENVIRONMENT))
     return folder
 
@@ -123,7 +124,8 @@ def test_summary_is_what_numpy_and_scipy_say(reported):
     ends = [row.test_accuracy_low95, row.test_accuracy_high95]
     assert ends == pytest.approx(1 / (1 + np.exp(-np.array(of_logits))), rel=1e-12)
     assert [row.test_loss_low95, row.test_loss_high95] == pytest.approx(of_losses, rel=1e-12)
-    assert row.test_accuracy_best == values.max() and row.test_loss_best == pytest.approx(1 - values.max(), rel=1e-12)
+    best = [row.test_accuracy_best, row.test_loss_best, row.valid_loss_best]
+    assert best == pytest.approx([values.max(), 1 - values.max(), 2 - values.max()], rel=1e-12)
     assert set(summary.num_seeds) == {3}  # runs that failed, diverged or were interrupted do not count
 
 
@@ -194,6 +196,16 @@ def test_pages_of_a_figure_are_all_in_the_report_with_their_captions(tmp_path, u
     assert "Final test accuracy by optimizer.lr: mean over seeds; bars are its 95 % interval, of 3 seeds." in text
     gather(find_runs(str(tmp_path / "runs" / "?")), tmp_path / "report")
     assert {path.stem for path in (tmp_path / "report").glob("residual*")} == {"residual"}
+
+
+def test_the_title_names_presets_budget_and_keys(tmp_path, undrawn_here):
+    for number, preset in enumerate("abcd"):
+        run = run_at(tmp_path / "runs" / preset, heads=number + 1)
+        command = ["rankbench train", f"experiment={preset}", "budget=laptop"]
+        (run / "environment.json").write_text(json.dumps(ENVIRONMENT | {"command": command}))
+    gather(find_runs(str(tmp_path / "runs")), tmp_path / "report")
+    title = "<title>rankbench report: a, b, c and 1 more at budget=laptop by model.heads</title>"
+    assert title in (tmp_path / "report" / "report.html").read_text()
 
 
 def test_the_command_repeats_the_run_elsewhere(tmp_path):

@@ -286,6 +286,14 @@ def test_a_run_with_a_damaged_summary_still_has_a_place(outputs, tmp_path):
     assert "not all jobs finished" in (tmp_path / "scoreboard.html").read_text()
 
 
+def test_a_caption_counts_the_seeds_that_did_not_diverge(outputs, tmp_path):
+    statuses = ["finished", "finished", "finished", "diverged"]
+    seeds = [{"seed": seed, "status": status} for seed, status in enumerate(statuses)]
+    (run_of(outputs, "one") / "summary.json").write_text(json.dumps({"status": "finished", "seeds": seeds}))
+    scoreboard_of(outputs, tmp_path, "demo")
+    assert "Lines are means over 3 seeds;" in (tmp_path / "scoreboard.html").read_text()
+
+
 @pytest.mark.parametrize("experiment", ["demo", "all"])
 def test_a_run_without_verdicts_says_so(outputs, tmp_path, experiment):
     folder = run_of(outputs, "one")
@@ -573,11 +581,11 @@ def test_a_large_figure_is_made_to_fit(pages, tmp_path):
     assert figure.stat().st_size <= 200_000
     with Image.open(figure) as picture:
         assert picture.format == "PNG" and picture.width / picture.height == pytest.approx(1.5, abs=0.02)
-    rows = np.linspace(0, 255, 600)[:, None, None] * np.ones((1, 800, 3))  # more shades than a palette has
-    noise = np.random.default_rng(0).integers(0, 6, (600, 800, 3))
+    rows = np.linspace(0, 255, 300)[:, None, None] * np.ones((1, 400, 3))  # more shades than a palette has
+    noise = np.random.default_rng(0).integers(0, 6, (300, 400, 3))
     Image.fromarray((rows * [1, 0.5, 0.2] + noise).clip(0, 255).astype("uint8")).save(tmp_path / "large.png")
-    with Image.open(io.BytesIO(png_within(tmp_path / "large.png", 200_000))) as picture:
-        assert picture.mode == "RGB" and picture.width / picture.height == pytest.approx(800 / 600, rel=0.01)
+    with Image.open(io.BytesIO(png_within(tmp_path / "large.png", 50_000))) as picture:
+        assert picture.mode == "RGB" and picture.width / picture.height == pytest.approx(400 / 300, rel=0.01)
         right, ends = picture.width // 2, (0, picture.height - 1)
         colours = [picture.getpixel((right, y)) for y in ends]
     assert np.abs(np.subtract(colours, [(3, 2, 2), (255, 130, 53)])).max() <= 6
