@@ -75,7 +75,11 @@ def changed(table, form, factor=1.0, add=0.0, kind="measured"):
 
 # name: (a table that supports it, the number measured on it, tables that refute it)
 TABLES = {
-    "amsel_full_rank_soft": (sweep(), 0.01, [sweep(full=0.03)]),
+    "amsel_full_rank_soft": (
+        sweep(),
+        0.01,
+        [sweep(full=0.03), of_networks({(1, 8, 16): 0.01, (1, 8, 64): 0.045})],  # at one number of points of two
+    ),
     "amsel_full_rank_hard": (sweep(), 0.001, [sweep(hard=0.01)]),
     "amsel_low_rank_above": (sweep(), 50.0, [sweep(low=0.05)]),  # at the fewer points
     "amsel_error_falls_with_rank": (

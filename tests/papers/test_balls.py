@@ -39,6 +39,12 @@ def test_dot_products_have_no_bound_everywhere_so_none_is_asked_for():
     assert_undecided("ball_without_norms", table(none=LOOSE, pre=FAR).assign(attention="dot"), NOTHING)
 
 
+def test_a_ball_without_a_bound_is_not_passed_over():
+    assert_undecided(
+        "ball_without_norms", table(none=(1.0, 1.5, np.nan), pre=LOOSE), "a ball has no bound", "model.norm"
+    )
+
+
 def test_ratios_are_of_trained_weights_alone():
     rows = table(none=TIGHT, pre=FAR)
     before = rows.assign(weights="initialised", value=rows.value.where(rows.kind == "lower_bound", 1e9))

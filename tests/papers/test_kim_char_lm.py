@@ -5,7 +5,7 @@ import math
 
 import pandas as pd
 import pytest
-from judged import assert_holds_and_fails
+from judged import assert_holds_and_fails, assert_undecided
 from rows import verdict
 
 from rankbench.judging import CLAIMS, published
@@ -49,6 +49,15 @@ def losses(layers=1, **by_variant):
     return {(variant, layers): loss for variant, loss in by_variant.items()}
 
 
+def gaps(lower, higher, by_layers):
+    """Losses of two variants, of 1 and by so much more, by the number of layers."""
+    return {
+        cell: loss
+        for layers, gap in by_layers.items()
+        for cell, loss in losses(layers, **{lower: 1.0, higher: 1.0 + gap}).items()
+    }
+
+
 SUPPORTING = {
     "kim_l2_loses_little": curves(losses(causal=1.0, causal_l2=0.99)),
     "kim_tying_loses": curves(losses(causal_l2=1.0, causal_l2_tied=1.05)),
@@ -62,19 +71,44 @@ SUPPORTING = {
     "kim_matched_as_tied": curves(losses(causal_l2_tied=1.0, causal_l2_matched=0.995)),
 }
 REFUTING = {
-    "kim_l2_loses_little": curves(losses(causal=1.0, causal_l2=1.05)),
-    "kim_tying_loses": curves(losses(causal_l2=1.0, causal_l2_tied=0.9)),
-    "kim_contraction_loses": curves(losses(causal_l2_tied=1.0, causal_contractive_l2=1.001)),
-    "kim_contraction_gains_from_depth": curves({("causal_contractive_l2", n): 1.0 - 0.001 * n for n in (1, 2, 4)}),
-    "kim_lstm": curves(losses(lstm=1.2)),
-    "kim_transformer_beats_lstm": curves(losses(3, causal=1.1, lstm=1.0)),
-    **{name: speed({(variant, 2): 1.15}) for name, variant in SPEED.items()},
-    "kim_dot_fails_deep": curves(
-        losses(12, causal=1.0, causal_l2_tied=1.0) | losses(2, causal=9.0, causal_l2_tied=1.0)
-    ),
-    "kim_tying_not_parameters": curves(losses(causal_l2=1.0, causal_l2_matched=0.9)),
-    "kim_matched_as_tied": curves(losses(causal_l2_tied=1.0, causal_l2_matched=0.9)),
+    "kim_l2_loses_little": [
+        curves(losses(causal=1.0, causal_l2=1.05)),
+        # a gain with one layer does not make good a loss with two
+        curves(losses(1, causal=1.0, causal_l2=0.7) | losses(2, causal=1.0, causal_l2=1.3)),
+    ],
+    "kim_tying_loses": [
+        curves(losses(causal_l2=1.0, causal_l2_tied=0.9)),
+        # it gains with three numbers of layers of four
+        curves(gaps("causal_l2", "causal_l2_tied", {1: 1.0, 2: -0.1, 3: -0.1, 4: -0.1})),
+    ],
+    "kim_contraction_loses": [
+        curves(losses(causal_l2_tied=1.0, causal_contractive_l2=1.001)),
+        curves(gaps("causal_l2_tied", "causal_contractive_l2", {1: 0.5, 4: -0.1})),
+    ],
+    "kim_contraction_gains_from_depth": [
+        curves({("causal_contractive_l2", n): 1.0 - 0.001 * n for n in (1, 2, 4)}),
+        # it loses with every second number of layers
+        curves({("causal_contractive_l2", n): 1.5 + (0.4 if n in (2, 6) else -0.01 * n) for n in (1, 2, 4, 6, 8)}),
+    ],
+    "kim_lstm": [
+        curves(losses(lstm=1.2)),
+        curves(losses(lstm=0.3)),
+        # what is reached with another width than the paper's does not count
+        pd.concat([curves(losses(lstm=1.0), width=64), curves(losses(2, lstm=1.3))]),
+    ],
+    "kim_transformer_beats_lstm": [curves(losses(3, causal=1.1, lstm=1.0))],
+    **{name: [speed({(variant, 2): ratio}) for ratio in (1.11, 0.89)] for name, variant in SPEED.items()},
+    "kim_dot_fails_deep": [
+        curves(losses(12, causal=1.0, causal_l2_tied=1.0) | losses(2, causal=9.0, causal_l2_tied=1.0)),
+        curves(gaps("causal_l2_tied", "causal", {12: 2.0, 14: 0.0, 16: 0.0})),
+    ],
+    "kim_tying_not_parameters": [
+        curves(losses(causal_l2=1.0, causal_l2_matched=0.9)),
+        curves(gaps("causal_l2", "causal_l2_matched", {1: 0.5, 2: -0.05})),
+    ],
+    "kim_matched_as_tied": [curves(losses(causal_l2_tied=1.0, causal_l2_matched=loss)) for loss in (0.9, 1.5)],
 }
+BOTH = {"supporting": SUPPORTING, "refuting": {name: tables[0] for name, tables in REFUTING.items()}}
 
 
 # what is measured on SUPPORTING, of claims on which Table 2 and Table 1 have no numbers
@@ -83,7 +117,7 @@ MEASURED = {"kim_dot_fails_deep": 2.0, "kim_tying_not_parameters": 0.1, "kim_mat
 
 @pytest.mark.parametrize("name", CHAR_LM)
 def test_claims_hold_and_fail(name):
-    assert_holds_and_fails(name, SUPPORTING[name], [REFUTING[name]], MEASURED.get(name))
+    assert_holds_and_fails(name, SUPPORTING[name], REFUTING[name], MEASURED.get(name))
 
 
 # --- the paper's own tables -------------------------------------------------------------------------------------------
@@ -158,7 +192,7 @@ def test_table_3_has_no_dot_products_where_they_are_said_to_fail():
 
 @pytest.mark.parametrize("name", [name for name in CHAR_LM if name not in SPEED])
 def test_language_models_that_still_learn_are_not_judged(name):
-    for tables in (SUPPORTING, REFUTING):
+    for tables in BOTH.values():
         still = tables[name].copy()
         began = still.split.eq("test") & still.step.eq(30)  # of the last quarter
         still.loc[began, "loss"] += 0.03
@@ -180,7 +214,7 @@ COMPARED = {  # the network whose loss is above, and the other one
 }
 
 
-@pytest.mark.parametrize("tables", [SUPPORTING, REFUTING], ids=["supporting", "refuting"])
+@pytest.mark.parametrize("tables", [*BOTH.values()], ids=BOTH)
 @pytest.mark.parametrize("name", COMPARED)
 def test_only_the_network_whose_further_fall_could_turn_a_verdict_must_have_stopped(name, tables):
     """A gap above its line is not closed by the network below, and one below it not opened by the network above. Of a
@@ -198,7 +232,7 @@ def test_only_the_network_whose_further_fall_could_turn_a_verdict_must_have_stop
 @pytest.mark.parametrize("name", [name for name in CHAR_LM if name not in SPEED])
 def test_networks_that_know_little_more_than_frequencies_are_not_judged(name):
     """But for dot products that are said to fail: that they know so little is what the claim says."""
-    for tables in (SUPPORTING, REFUTING):
+    for tables in BOTH.values():
         table, outcome = tables[name], verdict(name, tables[name])["outcome"]
         largest = table.test_loss.max()
         learned = table.assign(unigram_loss=largest + 5, bigram_loss=largest - 4)  # halfway is above
@@ -208,6 +242,29 @@ def test_networks_that_know_little_more_than_frequencies_are_not_judged(name):
             assert row["outcome"] == outcome
         else:
             assert row["outcome"] == "undecided" and " has not learned: its test loss of " in row["reason"]
+
+
+NO_LOSS = {("causal_contractive_l2", n): 1.5 - 0.1 * n if n < 5 else math.nan for n in range(1, 6)}
+
+
+@pytest.mark.parametrize(
+    ("name", "table", "reason"),
+    [
+        (
+            "kim_l2_loses_little",
+            curves(gaps("causal", "causal_l2", {1: -0.01, 2: math.nan})),
+            "not measurable in every seed",
+        ),
+        ("kim_contraction_gains_from_depth", curves(NO_LOSS), "not measurable in every seed"),
+        (
+            "kim_dot_fails_deep",
+            curves(losses(12, causal=3.1, causal_l2_tied=2.9)).assign(unigram_loss=2.9, bigram_loss=2.4),
+            "causal_l2_tied with 12 layers has not learned",
+        ),
+    ],
+)
+def test_a_network_without_a_loss_or_that_has_not_learned_is_not_passed_over(name, table, reason):
+    assert_undecided(name, table, reason)
 
 
 def test_two_numbers_of_layers_are_no_trend():
@@ -237,11 +294,6 @@ def test_the_last_quarter_of_a_curve():
 def test_the_loss_of_the_lstm_is_judged_at_the_papers_width():
     assert "the table has no rows" in verdict("kim_lstm", curves(losses(lstm=1.4), width=64))["reason"]
     assert "the table has no rows" in verdict("kim_lstm", curves(losses(lstm=1.4)).drop(columns="width"))["reason"]
-
-
-@pytest.mark.parametrize("ratio", [0.89, 1.11])
-def test_about_as_fast_is_neither_much_faster_nor_slower(ratio):
-    assert verdict("kim_l2_as_fast", speed({("causal_l2", 2): ratio}))["outcome"] == "failed"
 
 
 def test_times_are_not_judged_by_a_clock_that_cannot_tell_dot_products_from_themselves():

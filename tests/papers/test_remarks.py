@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from judged import assert_holds_and_fails, assert_undecided
 from test_dong import by_length, collapse
-from test_knob_claims import HEAT, followed, measured
+from test_knob_claims import HEAT, flat, followed, measured
 
 from rankbench.papers.blog import CAUSES_OF_COLLAPSE
 from rankbench.papers.dong_2021.remarks import REMARKS as OF_DONG
@@ -70,7 +70,12 @@ TABLES = {
     "blog_layers_feed_back": (
         by_layer(-0.1, -1.0, -3.7, -13.7),
         3.0,
-        [by_layer(-0.1, -4.0, -5.0, -9.0), by_layer(-0.1, -1.0, -4.0, -3.0), by_layer(0.0, 0.1, -1.0, -9.0)],
+        [
+            by_layer(-0.1, -4.0, -5.0, -9.0),
+            by_layer(-0.1, -1.0, -4.0, -3.0),
+            by_layer(0.0, 0.1, -1.0, -9.0),
+            by_layer(-0.1, -1.0, -1.9, -5.5),  # twice as much on average, but once no more than the layer before
+        ],
     ),
     "blog_scale_matters": (followed(HEAT, {0.1: 0.5, 1: 0.9, 3: 1e-3}), math.log10(900), []),
 }
@@ -89,6 +94,9 @@ def test_claims_hold_and_fail(name):
         ("dong_low_rank_collapses_faster", measured(KIND, {"dot": 1e-3, "sparse": 0.1}), "no model.attention=kernel"),
         ("dong_fig3_skips_slow_points", circle(error=1.5), "20 of 20 networks have not learned a step"),
         ("blog_layers_feed_back", by_layer(-0.1, -1.0, -9.0, -math.inf), "float64 holds"),
+        ("blog_layers_feed_back", by_layer(-0.1, -1.1, -2.1, -3.1), "threshold lies within"),  # as much in every layer
+        ("blog_scale_matters", followed(HEAT, flat(0.5, 0.1)), "no example here"),  # five times as much
+        ("dong_fig3_skips_slow_points", circle(escaped=range(5)), "threshold lies within"),  # slower in half the seeds
     ],
 )
 def test_what_cannot_be_judged_is_undecided_and_says_why(name, table, reason):
