@@ -165,6 +165,17 @@ def test_whether_it_has_learned_is_the_mean_over_seeds_however_many_rows_each_ha
     assert judge("above", table)[0]["outcome"] == "held"
 
 
+@pytest.mark.parametrize(("ceiling", "outcome"), [(0.95, "held"), (math.nan, "undecided"), (1.0, "undecided")])
+def test_an_accuracy_is_taken_as_a_share_of_what_can_be_reached(ceiling, outcome):
+    table = valued([2.0, 2.1, 2.2], whole_accuracy=0.86)
+    assert judge("above", table.assign(ceiling_accuracy=ceiling))[0]["outcome"] == outcome
+
+
+def test_claims_are_about_all_tokens():
+    table = pd.concat([valued([2.0, 2.1, 2.2]).assign(view="all"), valued([0.0] * 3).assign(view="without_sinks")])
+    assert judge("above", table)[0]["measured"] == pytest.approx(2.1)
+
+
 @pytest.mark.parametrize(
     ("values", "outcome"),
     [

@@ -45,4 +45,6 @@ def test_claims_hold_and_fail(name):
 def test_networks_that_have_not_learned_or_are_missing_decide_nothing(name):
     assert_undecided(name, with_four(h6=0.3), "most heads has not learned")
     assert_undecided(name, table(weights="initialised"), "no trained network")
+    lacking = table()[lambda rows: rows.heads < rows["task.directions"]]
+    assert_undecided(name, lacking, "no network with as many heads as directions")
     assert_undecided(name, table().drop(columns="task.directions"), "this needs a sweep over task.directions")

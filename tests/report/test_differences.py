@@ -204,6 +204,12 @@ def test_a_baseline_that_is_no_runs_is_refused_before_anything_is_read(home, tex
     assert line.startswith(f"report.baseline={text}: ") and said in line
 
 
+def test_a_baseline_has_the_values_of_one_run():
+    runs = pd.DataFrame({"a": [1, 2], "b": [1, 2]})
+    assert "no run has all of these values; give those of one run, as in a=1" in refusal(baseline_in, "a=1,b=2", runs)
+    assert "no key varies between these runs" in refusal(baseline_in, "1", runs[[]])
+
+
 def test_values_of_configs_and_of_tables_are_the_same_words():
     configs = pd.DataFrame({"a": ["0.0001", "1000000", ""], "b": ["true", "1e-05", "x"]})
     tables = pd.DataFrame({"a": [1e-4, 1e6, np.nan], "b": ["true", 1e-05, "x"]})

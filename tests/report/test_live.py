@@ -114,6 +114,8 @@ def test_the_time_left_is_that_of_the_pace_so_far(sweep, tmp_path):
     header = (sweep[1] / "metrics.csv").read_text().splitlines()[0]
     (sweep[1] / "metrics.csv").write_text(f"{header}\n")  # it has evaluated nothing: 1 of 3 jobs
     assert "about 0:10:0" in status_line([*sweep, missing], ["finished", "running", "missing"])
+    (sweep[1] / "metrics.csv").unlink()  # it has not got so far
+    assert "about 0:10:0" in status_line([*sweep, missing], ["finished", "running", "missing"])
     for job in sweep:  # the clock was set back
         (job / "environment.json").write_text('{"started": "2999-01-01T00:00:00+0000"}')
     assert "left" not in status_line([*sweep, missing], ["finished", "running", "missing"])

@@ -139,11 +139,11 @@ def test_the_newest_complete_run_at_the_largest_scale_is_shown(outputs, tmp_path
 SETTINGS = [{"where": "task.label=0"}, {"where": "task.label=1", "outcome": "failed", "measured": 0.5}]
 
 
-def sweep_of(outputs, preset, verdicts):
+def sweep_of(outputs, preset, verdicts, name=None, **more):
     """A sweep's folder with these verdicts."""
-    sweep = outputs / "train" / preset
+    sweep = outputs / "train" / (name or preset)
     for number in (0, 1):
-        run_of(outputs, f"{preset}/{number}_task.label={number}", preset=preset)
+        run_of(outputs, f"{sweep.name}/{number}_task.label={number}", preset=preset, **more)
     (sweep / "multirun.yaml").write_text(record(preset))
     pd.DataFrame([CLAIM | verdict for verdict in verdicts]).to_csv(sweep / "verdicts.csv", index=False)
     return sweep
@@ -158,6 +158,14 @@ def test_the_settings_of_a_sweep_are_one_claim(outputs, tmp_path):
     page = (tmp_path / "scoreboard.html").read_text()
     details = page.split("<details>")[1].split("</details>")[0]
     assert "task.label=0" in details and "task.label=1" in details and "it is not so" in details
+
+
+def test_the_settings_with_the_same_outcome_on_other_seeds_are_counted(outputs, tmp_path):
+    sweep_of(outputs, "dong_fig4_sorting", SETTINGS)
+    sweep_of(outputs, "dong_fig4_sorting", [SETTINGS[0], SETTINGS[1] | {"outcome": "undecided"}], "again", seed=1000)
+    scoreboard("all", tmp_path, pages=tmp_path / "docs", outputs=outputs)
+    said = "- With other seeds: the same in 1 of 2 settings; task.label=1: undecided (0.5 ["
+    assert said in (tmp_path / "docs" / "dong_et_al_2021.md").read_text()
 
 
 def test_a_claim_of_two_presets_is_one_entry_with_the_settings_of_both(outputs, tmp_path):
@@ -333,11 +341,12 @@ def test_checks_of_the_tool_stand_apart_from_claims(outputs, tmp_path):
     folder = run_of(outputs, "one")
     check = CLAIM | {"kind": "check", "claim": "paths_sum_to_output", "outcome": "passed", "claimed": "< -10"}
     pd.DataFrame([check, CLAIM]).to_csv(folder / "verdicts.csv", index=False)
-    _, _, lines = scoreboard_of(outputs, tmp_path, "demo")
+    _, _, lines = scoreboard_of(outputs, tmp_path)
     assert lines[0].endswith("1 held, 1 passed")
-    page = (tmp_path / "scoreboard.html").read_text()
-    claim, check = page.index("dong_fig4_whole_sorting"), page.index("paths_sum_to_output")
-    assert claim < page.index(">Checks of the tool<") < check
+    for file in ("scoreboard.html", "results/dong_et_al_2021.md"):
+        page = (tmp_path / file).read_text()
+        claim, check = page.index("dong_fig4_whole_sorting"), page.index("paths_sum_to_output")
+        assert claim < page.rindex("Checks of the tool") < check
 
 
 def test_verdicts_of_an_earlier_test_are_judged_again(outputs, tmp_path):
