@@ -379,6 +379,63 @@ def test_more_sizes_of_invertibility_than_dashes_have_panels(widths, num_panels,
         assert lines(panels[-1])[name].get_ydata() == pytest.approx([160, 80, 40])
 
 
+def test_theory_is_drawn_as_means_with_two_standard_errors():
+    rows = [
+        ("error", "bound_sharp", 1, 1, 0.5),
+        ("error", "bound_sharp", 1, 2, 0.3),
+        ("error", "equal_weights", 1, 2, 0.4),  # of two seeds
+        ("error", "equal_weights", 1, 2, 0.6),
+        ("fewest_heads", "bound_sharp", 1, 8, 0.1),
+        ("fewest_heads", "bound_sharp", 2, 4, 0.1),
+    ]
+    table = pd.DataFrame(rows, columns=["quantity", "form", "rank", "heads", "value"])
+    left, right = drawn("rank_theory", table.assign(dimension=4, kind="measured", standard_error=0.03)).axes
+    assert lines(left)["lower bound (sharp), r=1"].get_xydata().tolist() == [[1, 0.5], [2, 0.3]]
+    (bar,) = left.containers[0].lines[2][0].get_segments()
+    half = 2 * 0.03 / 2**0.5
+    assert bar == pytest.approx(np.array([[2, 0.5 - half], [2, 0.5 + half]]))
+    assert lines(right)["fewest heads for an error of 0.1"].get_xydata().tolist() == [[1, 8], [2, 4]]
+
+
+LAYER = {"weights": "fresh", "attention": "l2", "part": "attention", "p": 2.0, "layer": 1, "seed": 0, "step": 0}
+
+
+def test_lipschitz_bounds_are_drawn_beside_where_ascents_end():
+    rows = [
+        LAYER
+        | {"quantity": "ascent", "tokens": tokens, "start": start, "step": step, "value": tokens / start - 1 / step}
+        for tokens, start, step in product((4, 9), (1, 2), (1, 10))
+    ]
+    rows += [LAYER | {"quantity": "theorem", "tokens": n, "start": 0, "value": 2.0 * n} for n in (4, 9)]
+    rows += [LAYER | {"quantity": "ball", "tokens": n, "start": 0, "value": np.inf} for n in (4, 9)]
+    drawn_lines = lines(drawn("lipschitz", pd.DataFrame(rows)).axes[0])
+    heights = {name: list(line.get_ydata()) for name, line in drawn_lines.items() if name[0] != "_"}
+    assert heights.pop("bound: Theorem 3.2") == pytest.approx([8, 18])
+    assert heights.pop("lower bound: ascent, best start") == pytest.approx([3.9, 8.9])
+    assert heights == {"ascent, the next best starts": pytest.approx([1.9, 4.4])}
+
+
+def test_balls_are_drawn_by_their_ratio_and_their_largest_operation():
+    rows = [
+        LAYER | {"quantity": "certified_ball", "kind": kind, "radius": radius, "value": value}
+        for radius, bound, found in ((0.1, 2.0, 1.0), (1.0, 30.0, 2.0), (2.0, 1e9, 2.0))
+        for kind, value in (("bound", bound), ("lower_bound", found))
+    ]
+    share = {"operation": "block 1 mlp activation", "share": lambda table: 0.3 * table.radius}
+    above, below = drawn("lipschitz", pd.DataFrame(rows).assign(weights="trained", **share)).axes
+    assert above.get_lines()[0].get_xydata().tolist() == [[0.1, 2], [1, 15]]  # beyond a million it says nothing
+    assert below.get_lines()[0].get_xydata() == pytest.approx(np.array([[0.1, 0.03], [1, 0.3], [2, 0.6]]))
+
+
+def test_times_of_a_step_are_drawn_over_those_of_dot_products():
+    rows = [
+        {"variant": "causal_l2", "layers": layers, "seed": 0, "seconds": seconds, "seconds_dot": 2.0}
+        for layers, seconds in ((1, 1.0), (1, 2.0), (2, 3.0))
+    ]
+    (axes,) = draw_speed(pd.DataFrame(rows)).axes
+    assert axes.get_lines()[0].get_xydata().tolist() == [[1, 0.75], [2, 1.5]]
+
+
 @pytest.mark.parametrize("name", TABLES)
 def test_one_seed_has_no_spread_and_no_warning(tmp_path, name):
     png, _ = plots.save(drawn(name, TABLES[name](seeds=(4,))), tmp_path / "one")
