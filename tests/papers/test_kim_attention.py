@@ -56,6 +56,9 @@ def of_head(p=math.inf, ascent=exact, mirrored=None):
             # an estimate, so it is not judged
             {"tokens": tokens, "quantity": "theorem_printed", "kind": "estimate", "value": 1.0},
             {"tokens": tokens, "quantity": "ascent", **start, "value": ascent(tokens)},
+            # another start, and the best one before its end
+            {"tokens": tokens, "quantity": "ascent", **start, "start": 2, "value": 0.5},
+            {"tokens": tokens, "quantity": "ascent", **start, "step": 0, "value": 0.5},
         ]
         if mirrored is not None:
             rows.append({"tokens": tokens, "quantity": "ascent_mirrored", **start, "value": mirrored(tokens)})
