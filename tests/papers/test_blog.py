@@ -23,7 +23,8 @@ def of_pairs(rest=1e-15, scheme="frozen", cross=0.02, scale=1.0, whole_accuracy=
         numbers["information_ksg"] = (PATHS | paths)["information_ksg"] + sign * 0.01  # an estimate, around its mean
         numbers["interaction"] = abs(numbers["interaction"]) if scheme == "recomputed" else math.nan
         rows.append({"of": "paths", "scheme": scheme, "first": "1-0", "second": "0-1", **numbers})
-    for first, second, relative in (("L1H1", "L1H1", 1.0), ("L1H1", "L2H1", cross), ("L2H1", "L2H1", 1.0)):
+    pairs = {("L1H1", "L1H1"): 1.0, ("L1H1", "L2H1"): 0.5 * cross, ("L1H2", "L2H1"): 1.5 * cross, ("L2H1", "L2H1"): 1.0}
+    for (first, second), relative in pairs.items():
         size = {"cross_gradient_relative": relative, "cross_gradient": scale * relative}
         rows.append({"of": "heads", "scheme": None, "first": first, "second": second, **size})
     table_of_seed = pd.DataFrame(rows).assign(whole_accuracy=whole_accuracy)

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from judged import assert_holds_and_fails, assert_undecided
-from test_dong import by_length, collapse
+from test_dong import by_layer, by_length
 from test_knob_claims import HEAT, flat, followed, measured
 
 from rankbench.papers.blog import CAUSES_OF_COLLAPSE
@@ -16,18 +16,12 @@ REMARKS = OF_DONG | CAUSES_OF_COLLAPSE
 del REMARKS["blog_saturation_collapses"]  # tests/papers/test_knob_claims.py
 
 KIND, TIED = "model.attention", "model.tied_qk"
-ALONE = "attention_only_no_norm"
 
 
 def ahead(share, other):
     """Layers by which one collapse is ahead of the other, mean over the seeds of `measured` and `followed`."""
     logs = [[math.log10(kept * (1 + 0.01 * seed)) for kept in (share, other)] for seed in range(5)]
     return np.mean([math.log(first / second, 3) for first, second in logs])
-
-
-def by_layer(*logs):
-    """A table of the analysis collapse whose logarithms are these, layer by layer."""
-    return collapse({ALONE: -9.0}).assign(log10_relative_residual=lambda rows: rows.layer.map(dict(enumerate(logs))))
 
 
 def circle(skip=0.5, error=0.1, escaped=()):
