@@ -70,7 +70,8 @@ def networks(**words):
 def test_a_network_whose_longest_paths_remove_the_error_has_no_tail_and_does_not_count():
     flat = table(error=lambda k: 0.5 + 0 * k).assign(checkpoint="four")
     assert verdict("atlas_tail", pd.concat([networks(), flat]), "checkpoint")["outcome"] == "held"
-    assert_undecided("atlas_tail", pd.concat([table(), flat]), "fewer than 3 checkpoints", "checkpoint")
+    two = networks().query("checkpoint != 'three'")
+    assert_undecided("atlas_tail", pd.concat([two, flat]), "fewer than 3 checkpoints", "checkpoint")
 
 
 def test_one_network_is_not_judged():

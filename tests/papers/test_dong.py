@@ -115,7 +115,9 @@ def rollout(collapsed=(1,) * 10, escaped=0, skip=0, mlp=0, error=0.1, width=32):
         | {"skip": skip, "mlp": mlp, "escaped": escaped, "model.width": str(width)}
         for seed, value in enumerate(collapsed)
     ]
-    return pd.DataFrame([*rows, *({**row, "weights": "initialised", "collapsed": 1} for row in rows)])
+    return pd.DataFrame(
+        [*rows, *({**row, "weights": "initialised", "collapsed": 1, "one_step_error": 2.0} for row in rows)]
+    )
 
 
 def some_untrained(collapsed, num_untrained):

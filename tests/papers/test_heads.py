@@ -15,10 +15,13 @@ def heads(entropy=1.0, bound=0.1, over=3.0, shuffled=1.1, scores=None):
     rows = [
         {"seed": seed, "weights": weights, "layer": 1, "head": head, "model.weight_norm": weight_norm}
         | {"entropy_nats": entropy, "least_entropy_nats": 0.5, "entropy_bound_nats": bound / (1 + head)}
-        | {"singular_over_law": over * (1 + 0.01 * seed), "shuffled_over_law": shuffled * (1 + 0.01 * seed)}
-        | {"score_norm_bound": size * head * (1 + 0.01 * seed if weight_norm == "sigma" else 1)}
+        | {
+            "singular_over_law": of_weights * over * 2 / 3 * head * (1 + 0.01 * seed),
+            "shuffled_over_law": shuffled * (1 + 0.01 * seed),
+        }
+        | {"score_norm_bound": size**of_weights * head * (1 + 0.01 * seed if weight_norm == "sigma" else 1)}
         for seed in range(5)
-        for weights in ("trained", "initialised")
+        for weights, of_weights in (("trained", 1.0), ("initialised", 0.1))
         for head in (1, 2)
         for weight_norm, size in (scores or {"none": 100.0, "sigma": 10.0}).items()
     ]

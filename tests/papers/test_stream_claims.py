@@ -17,7 +17,10 @@ def streams(distances=(0.3, 0.5), apart=0.02, free_apart=0.4):
         for seed in range(5):
             who = {"seed": seed, KEY: kind, "variant": "full", "weights": "trained", "layer": 1}
             for number, (sublayer, distance) in enumerate(zip(("attention", "mlp"), distances, strict=True)):
-                of_mixing = {"mixing_from_identity": distance, "mixing_from_mean": 1 + 0.001 * seed}
+                of_mixing = {
+                    "mixing_from_identity": distance,
+                    "mixing_from_mean": (0.8 + 0.4 * number) * (1 + 0.001 * seed),
+                }
                 residual = largest * (1 + 0.01 * seed) / (1 + number)
                 row = who | of_mixing | {"sublayer": sublayer, "mixing_gain": 1.0, "stream_residual": residual}
                 rows += [row, row | {"variant": "no_mlp", "mixing_from_identity": 9.0, "stream_residual": 0.9}]
