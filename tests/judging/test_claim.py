@@ -171,6 +171,12 @@ def test_an_accuracy_is_taken_as_a_share_of_what_can_be_reached(ceiling, outcome
     assert judge("above", table.assign(ceiling_accuracy=ceiling))[0]["outcome"] == outcome
 
 
+def test_rows_at_the_floor_of_rounding_are_counted(changed):
+    changed(floor="below")
+    (verdict,) = judge("above", valued([2.0, 2.1, 2.2]).assign(below=[0.0, 0.5, 1.0]))
+    assert (verdict["outcome"], verdict["reason"]) == ("held", "2 of 3 rows are at the floor of rounding (below)")
+
+
 def test_claims_are_about_all_tokens():
     table = pd.concat([valued([2.0, 2.1, 2.2]).assign(view="all"), valued([0.0] * 3).assign(view="without_sinks")])
     assert judge("above", table)[0]["measured"] == pytest.approx(2.1)
