@@ -9,6 +9,7 @@ import math
 import os
 import zlib
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from types import MethodType
@@ -39,6 +40,10 @@ class Network:
     inputs: Callable[[], Inputs]
     mask: tuple[str, bool] | None = None
     forms: Mapping[str, Callable[[], nn.Module]] = field(default_factory=dict)
+
+    @property
+    def name_of_mask(self) -> str | None:
+        return None if self.mask is None else self.mask[0]
 
 
 def random(name: str, *shape: int) -> Tensor:
@@ -102,16 +107,10 @@ def within(module: nn.Module, *modes: TorchFunctionMode) -> nn.Module:
 
 
 def _forward_within_modes(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    if not (modes := list(self.modes)):
+    with ExitStack() as entered:
+        for mode in self.modes:
+            entered.enter_context(mode)
         return type(self).forward(self, *args, **kwargs)
-
-    def run(index: int) -> Any:
-        if index == len(modes):
-            return type(self).forward(self, *args, **kwargs)
-        with modes[index]:
-            return run(index + 1)
-
-    return run(0)
 
 
 def of_library(name: str, sizes: dict[str, Any], casts: bool = False, **how: str) -> nn.Module:
@@ -252,6 +251,15 @@ class Sequence(nn.Module):
         return x
 
 
+class Residual(nn.Sequential):
+    """Modules one after the other, with skips around each."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for part in self:
+            x = x + part(x)
+        return x
+
+
 def encoder(batch_first: bool = True, **how: Any) -> nn.Module:
     layer = nn.TransformerEncoderLayer(D, H, 24, 0.0, batch_first=batch_first, **how)
     return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
@@ -374,10 +382,31 @@ def by_einsum(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None) -> Tensor:
     return torch.einsum("bhnm,bmhk->bnhk", scores.softmax(-1), v).transpose(1, 2)
 
 
+def flattened(q: Tensor, k: Tensor, v: Tensor, hidden: None) -> Tensor:
+    """With the heads beside the sequences in one axis, and unscaled."""
+    shape, (q, k, v) = q.shape, (x.flatten(0, 1) for x in (q, k, v))
+    return (torch.bmm(q, k.mT).softmax(-1) @ v).unflatten(0, shape[:2])
+
+
 def with_soft_cap(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None) -> Tensor:
     scores = 2.0 * torch.tanh(q @ k.mT / math.sqrt(q.shape[-1]) / 2.0)
     scores = scores if hidden is None else scores.masked_fill(hidden, -math.inf)
     return F.dropout(scores.softmax(-1), 0.1, training=False).to(v.dtype) @ v
+
+
+def with_slopes(q: Tensor, k: Tensor, v: Tensor, hidden: None) -> Tensor:
+    """By baddbmm with position biases, heads flattened into the batch, as ALiBi is often written."""
+    sequences, (q, k, v) = len(q), (x.flatten(0, 1) for x in (q, k, v))
+    slopes = torch.tensor([0.5, 0.25], dtype=q.dtype).repeat(sequences)[:, None, None]
+    bias = slopes * torch.arange(k.shape[1], dtype=q.dtype)
+    p = torch.baddbmm(bias, q, k.mT, alpha=q.shape[-1] ** -0.5).softmax(-1)
+    return torch.bmm(p, v).unflatten(0, (sequences, -1))
+
+
+def of_feature_maps(q: Tensor, k: Tensor, v: Tensor, hidden: None) -> Tensor:
+    """Linear attention: feature maps of queries and keys, multiplied before the values."""
+    weights = (F.elu(q) + 1) @ (F.elu(k) + 1).mT
+    return (weights / weights.sum(-1, keepdim=True)) @ v
 
 
 def with_a_sink(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None) -> Tensor:
@@ -575,21 +604,6 @@ class DifferentialAttention(nn.Module):
         return self.out(positive - 0.5 * negative)
 
 
-class WithSlopes(nn.Module):
-    """Attention by baddbmm with position biases, heads flattened into the batch, as ALiBi is often written."""
-
-    def __init__(self):
-        super().__init__()
-        self.qkv, self.out = nn.Linear(D, 3 * D), nn.Linear(D, D)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (heads_of(part).flatten(0, 1) for part in self.qkv(x).chunk(3, dim=-1))
-        slopes = torch.tensor([0.5, 0.25], dtype=x.dtype).repeat(len(x))[:, None, None]
-        bias = slopes * torch.arange(x.shape[1], dtype=x.dtype)[None, None, :]
-        p = torch.baddbmm(bias, q, k.mT, alpha=(D // H) ** -0.5).softmax(-1)
-        return self.out(joined(torch.bmm(p, v).unflatten(0, (-1, H))))
-
-
 class Streams(nn.Module):
     """Three residual streams, mixed by a softmax matrix of the state before each block."""
 
@@ -623,20 +637,6 @@ class Experts(nn.Module):
         hidden = F.gelu(torch.einsum("bnd,edf->bnef", x, self.up))
         results = torch.einsum("bnef,efd->bned", hidden, self.down)
         return torch.matmul(weights[..., None, :], results)[..., 0, :]
-
-
-class LinearAttention(nn.Module):
-    """Feature maps of queries and keys, multiplied before the values."""
-
-    def __init__(self):
-        super().__init__()
-        self.qkv, self.out = nn.Linear(D, 3 * D), nn.Linear(D, D)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (heads_of(part) for part in self.qkv(x).chunk(3, dim=-1))
-        q, k = F.elu(q) + 1, F.elu(k) + 1
-        weights = q @ k.mT
-        return self.out(joined((weights / weights.sum(-1, keepdim=True)) @ v))
 
 
 class Latents(nn.Module):
@@ -748,10 +748,10 @@ OWN = {
         _stack(lambda: Block(DifferentialAttention(halves=True))),
         other_implementation=_stack(lambda: Block(DifferentialAttention(halves=False))),
     ),
-    "slopes by baddbmm": _of_states(_stack(lambda: Block(WithSlopes()))),
+    "slopes by baddbmm": _of_states(_stack(lambda: Block(Attention(with_slopes)))),
     "residual streams": _of_states(lambda: drawn(Streams())),
     "router of experts": _of_states(lambda: drawn(_with_experts())),
-    "linear attention": _of_states(_stack(lambda: Block(LinearAttention()))),
+    "linear attention": _of_states(_stack(lambda: Block(Attention(of_feature_maps)))),
     "latents": _of_states(lambda: drawn(Latents())),
     "soft-capped logits": _of_states(_stack(lambda: Block(Attention(with_soft_cap, causal=True)))),
     "sinks": _of_states(_stack(lambda: Block(Attention(with_a_sink)))),

@@ -97,7 +97,11 @@ def original(network: Network) -> Written:
 @torch.no_grad()
 def result(module: nn.Module, inputs: Inputs) -> Tensor:
     """The module's main result, from copies of its inputs, which it may change."""
-    out = module(**{name: x.clone() for name, x in inputs.items()})
+    return first_of(module(**{name: x.clone() for name, x in inputs.items()}))
+
+
+def first_of(out: Any) -> Tensor:
+    """The first of the tensors that a module returned."""
     return out if isinstance(out, Tensor) else out[0]
 
 
@@ -142,13 +146,24 @@ Product = Callable[[Tensor, Tensor], Tensor]
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None, float], Tensor]
 
 
-def attended(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, product: Product) -> Tensor:
-    """Attention by this product. Groups of query heads may share keys and values."""
-    if q.dim() == 4 and q.shape[1] != k.shape[1]:
-        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
-    scores = product(q, k.mT) * scale
-    if mask is not None:
-        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+def of_each_head(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
+    """Keys and values for each head of queries, of which groups may share them."""
+    is_shared = q.dim() == 4 and q.shape[1] != k.shape[1]
+    return [x.repeat_interleave(q.shape[1] // x.shape[1], 1) if is_shared else x for x in (k, v)]
+
+
+def masked(scores: Tensor, mask: Tensor | None) -> Tensor:
+    if mask is None:
+        return scores
+    return scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+
+
+def attended(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, product: Product) -> Any:
+    """Attention by this product, which may return NotImplemented."""
+    k, v = of_each_head(q, k, v)
+    if (scores := product(q, k.mT)) is NotImplemented:
+        return NotImplemented
+    scores = masked(scores * scale, mask)
     p = scores.softmax(-1)
     if mask is not None:  # the kernel gives 0 to a query that sees no key
         p = p.masked_fill(scores.amax(-1, keepdim=True) == -math.inf, 0)
@@ -195,6 +210,11 @@ def of_kernels(attend: Attend) -> dict[str, Callable]:
     return {"scaled_dot_product_attention": sdpa, "multi_head_attention_forward": multi_head}
 
 
+def written_out(module: nn.Module) -> nn.Module:
+    """The module, with torch's two functions of attention by their formulas."""
+    return within(module, Replaced(of_kernels(partial(attended, product=torch.matmul))))
+
+
 def of_products(product: Product, einsum: bool = True) -> dict[str, Callable]:
     """Replacements of every product of two batches of matrices, and of torch's functions of attention."""
 
@@ -204,12 +224,6 @@ def of_products(product: Product, einsum: bool = True) -> dict[str, Callable]:
     def added(table: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1) -> Any:
         new = multiplied(batch1, batch2)
         return NotImplemented if new is NotImplemented else beta * table + alpha * new
-
-    def attend(*given: Any) -> Any:
-        try:
-            return attended(*given, product=lambda a, b: _done(product(a, b)))
-        except _NotDone:
-            return NotImplemented
 
     def contracted(equation: str, *operands: Tensor) -> Any:
         """An einsum of two tensors, by a product of matrices."""
@@ -236,18 +250,9 @@ def of_products(product: Product, einsum: bool = True) -> dict[str, Callable]:
         made = [*both, *left, *right]
         return new.reshape([size[letter] for letter in made]).permute([made.index(letter) for letter in out])
 
-    replacements = {"matmul": multiplied, "bmm": multiplied, "baddbmm": added, **of_kernels(attend)}
+    replacements = {"matmul": multiplied, "bmm": multiplied, "baddbmm": added}
+    replacements |= of_kernels(partial(attended, product=product))
     return replacements | ({"einsum": contracted} if einsum else {})
-
-
-class _NotDone(Exception):
-    pass
-
-
-def _done(x: Any) -> Any:
-    if x is NotImplemented:
-        raise _NotDone
-    return x
 
 
 # the kernel and einsum
@@ -308,8 +313,7 @@ def head_by_head(a: Tensor, b: Tensor) -> Any:
 def kernel_for_each_head(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Any:
     if q.dim() != 4:
         return NotImplemented
-    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
-    heads = range(q.shape[1])
+    (k, v), heads = of_each_head(q, k, v), range(q.shape[1])
     masks = [mask if mask is None or mask.dim() < 4 or mask.shape[1] == 1 else mask[:, [h]] for h in heads]
     return torch.cat([kernel(q[:, [h]], k[:, [h]], v[:, [h]], masks[h], scale) for h in heads], dim=1)
 
@@ -340,15 +344,13 @@ def _(network: Network) -> Written | None:
         return powers / powers.sum(dim, keepdim=True)
 
     def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Any:
-        if q.dim() == 4 and q.shape[1] != k.shape[1]:
-            k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+        k, v = of_each_head(q, k, v)
         scores = q @ k.mT * scale
         if mask is not None and mask.dtype == torch.bool:  # some padded queries see no key
             scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min / 2)
             powers = torch.exp(scores - scores.amax(-1, keepdim=True)) * mask
             return powers / powers.sum(-1, keepdim=True).clamp(min=1) @ v
-        scores = scores if mask is None else scores + mask
-        return softmax(scores, -1) @ v
+        return softmax(masked(scores, mask), -1) @ v
 
     return with_calls_replaced(network, {"softmax": softmax, **of_kernels(attend)})
 
@@ -358,18 +360,15 @@ def one_key_head_in_einsum(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None,
     """Several query heads and the key head that they share."""
     if q.dim() != 4 or q.shape[1] == k.shape[1]:
         return NotImplemented
-    q = q.unflatten(1, (k.shape[1], -1))
-    scores = torch.einsum("bgrnk,bgmk->bgrnm", q, k) * scale
-    if mask is not None:
-        mask = mask if mask.dim() < 4 else mask[:, :, None]
-        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+    scores = torch.einsum("bgrnk,bgmk->bgrnm", q.unflatten(1, (k.shape[1], -1)), k) * scale
+    scores = masked(scores, mask if mask is None or mask.dim() < 4 else mask[:, :, None])
     return torch.einsum("bgrnm,bgmk->bgrnk", scores.softmax(-1), v).flatten(1, 2)
 
 
 @replacing("scores by baddbmm", of_kernels)
 def scores_by_baddbmm(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Any:
     """Scores are added to the mask, with heads flattened into the batch."""
-    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    k, v = of_each_head(q, k, v)
     mask = torch.zeros(1, dtype=q.dtype) if mask is None else mask
     if mask.dtype == torch.bool:
         mask = torch.zeros(mask.shape, dtype=q.dtype).masked_fill(~mask, torch.finfo(q.dtype).min)
@@ -447,8 +446,7 @@ def _(network: Network) -> Written | None:
         """The result, with everything that the pass must leave as it was."""
         inputs = {name: x.clone() for name, x in written.inputs.items()}
         with torch.no_grad():
-            out = written.module(**inputs)
-        return [out if isinstance(out, Tensor) else out[0], *inputs.values(), *held]
+            return [first_of(written.module(**inputs)), *inputs.values(), *held]
 
     wanted = [x.clone() for x in run()]
     for number, older in mode.older.items():
@@ -481,8 +479,8 @@ class Turned(nn.Module):
         self.inner, self.mask = inner, mask
 
     def forward(self, **inputs: Tensor) -> Tensor:
-        out = self.inner(**{name: x if name == self.mask else x.transpose(0, 1) for name, x in inputs.items()})
-        return (out if isinstance(out, Tensor) else out[0]).transpose(0, 1)
+        turned = {name: x if name == self.mask else x.transpose(0, 1) for name, x in inputs.items()}
+        return first_of(self.inner(**turned)).transpose(0, 1)
 
 
 def in_own_form(network: Network, name: str) -> Written | None:
@@ -497,7 +495,7 @@ REWRITES["sequence first inside"] = partial(in_own_form, name="sequence first in
 @rewrite("sequence first")
 def _(network: Network) -> Written | None:
     """Inputs and result have tokens first; so have the layers, in torch's own modules."""
-    inputs, mask = network.inputs(), None if network.mask is None else network.mask[0]
+    inputs, mask = network.inputs(), network.name_of_mask
     if next(iter(inputs.values())).dim() > 3:
         return None  # images
     form = network.forms.get("sequence first inside", network.module)()
@@ -507,31 +505,33 @@ def _(network: Network) -> Written | None:
 
 
 class Renamed(nn.Module):
-    """A module whose mask has another name, and tells present tokens or absent ones."""
+    """A module one of whose arguments has another name, and is turned back by a function."""
 
-    def __init__(self, inner: nn.Module, mask: tuple[str, bool], like: Tensor, name: str, tells_present: bool):
+    def __init__(self, inner: nn.Module, old: str, name: str, back: Callable[[Tensor], Tensor]):
         super().__init__()
-        self.inner, self.mask, self.dtype = inner, mask, like.dtype
-        self.name, self.tells_present = name, tells_present
+        self.inner, self.old, self.name, self.back = inner, old, name, back
 
     def forward(self, **inputs: Tensor) -> Any:
-        told = inputs[self.name].bool()
-        old, old_tells_present = self.mask
-        told = told if self.tells_present == old_tells_present else ~told
-        inputs = {old if name == self.name else name: x for name, x in inputs.items()}
-        return self.inner(**inputs | {old: told.to(self.dtype)})
+        return self.inner(**with_another_name(inputs, self.name, self.old, self.back))
+
+
+def with_another_name(inputs: Inputs, old: str, name: str, turned: Callable[[Tensor], Tensor]) -> Inputs:
+    """The arguments, of which one has this name and is turned by a function."""
+    return {name if key == old else key: turned(x) if key == old else x for key, x in inputs.items()}
 
 
 def renamed(network: Network, name: str, tells_present: bool) -> Written | None:
-    """The network with another name of its mask; None if it has none, or has this one."""
+    """The network with another name of its mask, of truth values; None if it has none, or has this one."""
     if network.mask is None or network.mask[0] == name:
         return None
-    old, old_tells_present = network.mask
-    inputs = network.inputs()
-    mask = inputs[old]
-    told = mask.bool() if tells_present == old_tells_present else ~mask.bool()
-    inputs = {name if key == old else key: told if key == old else x for key, x in inputs.items()}
-    return Written(Renamed(network.module(), network.mask, mask, name, tells_present), inputs)
+    (old, old_tells_present), inputs = network.mask, network.inputs()
+    dtype = inputs[old].dtype
+
+    def turned(mask: Tensor) -> Tensor:
+        return mask.bool() if tells_present == old_tells_present else ~mask.bool()
+
+    module = Renamed(network.module(), old, name, lambda mask: turned(mask).to(dtype))
+    return Written(module, with_another_name(inputs, old, name, turned))
 
 
 REWRITES["mask named attention_mask"] = partial(renamed, name="attention_mask", tells_present=True)
@@ -553,15 +553,11 @@ def _(network: Network) -> Written | None:
     written = original(network)
 
     def of(index: int) -> Inputs:
-        length = LENGTHS[index] if network.mask is not None else None
-        alone = {name: x[index : index + 1] for name, x in written.inputs.items() if not _is_mask(network, name)}
-        return {name: x[:, :length] if x.shape[1] == N else x for name, x in alone.items()}
+        length = None if network.mask is None else LENGTHS[index]
+        states = {name: x[[index]] for name, x in written.inputs.items() if name != network.name_of_mask}
+        return {name: x[:, :length] if x.shape[1] == N else x for name, x in states.items()}
 
     return replace(written, alone=tuple(map(of, range(B))))
-
-
-def _is_mask(network: Network, name: str) -> bool:
-    return network.mask is not None and network.mask[0] == name
 
 
 class Tower(nn.Module):
@@ -590,7 +586,7 @@ class TwoTowers(nn.Module):
     def forward(self, **inputs: Tensor) -> Any:
         other = self.tower(next(iter(inputs.values())))
         out = self.inner(**inputs)
-        return ((out if isinstance(out, Tensor) else out[0]), other) if self.returned else out
+        return (first_of(out), other) if self.returned else out
 
 
 def with_tower(network: Network, returned: bool) -> Written:
@@ -625,11 +621,8 @@ def _(network: Network) -> Written | None:
     if (form := network.forms.get("library's casts")) is None:
         return None
     written = Written(form(), network.inputs(), output=SAME_OUTPUT_IN_FLOAT32, value=SAME_VALUE_IN_FLOAT32)
-    return (
-        None
-        if torch.equal(result(written.module, written.inputs), result(network.module(), written.inputs))
-        else written
-    )
+    has_none = torch.equal(*(result(module, written.inputs) for module in (written.module, network.module())))
+    return None if has_none else written
 
 
 # --- what became of a pair -------------------------------------------------------------------------------------------
