@@ -19,7 +19,7 @@ ROUNDING = 1e-10
 NO_PATH = 1e-13
 
 # what depends on the data, by function: its result is held, or its result over its argument
-VALUES = ("softmax", "sigmoid", "tanh", "silu", "softplus", "exp", "elu", "topk")
+VALUES = ("softmax", "sigmoid", "tanh", "silu", "softplus", "exp", "elu", "topk", "rsqrt")
 RATIOS = ("gelu", "relu")
 
 

@@ -17,9 +17,11 @@ from networks_of_others import (
     D,
     H,
     N,
+    Residual,
     Sequence,
     by_kernel,
     drawn,
+    flattened,
     heads_of,
     joined,
     states,
@@ -70,6 +72,7 @@ def scaled_scores(q, k):
 # P, and the function whose results `Held` holds
 WEIGHTS = {
     "difference of softmaxes by logarithms": (by_logarithms, "clone"),
+    "scores": (lambda q, k: scores_of(q, k).clone(), "clone"),
     "scaled scores": (scaled_scores, "div"),
     "the largest score": (lambda q, k: F.one_hot(scores_of(q, k).argmax(-1), N).to(q.dtype), "one_hot"),
     "scores above 0": (lambda q, k: (scores_of(q, k) > 0).to(q.dtype) / N, "gt"),
@@ -104,10 +107,6 @@ def test_they_are_weights_between_layers_of_softmax_attention(weights):
 
 
 # --- heads that the touch hardly reaches ------------------------------------------------------------------------------
-
-
-def flattened(q, k, v, _):
-    return (torch.bmm(*(x.flatten(0, 1) for x in (q, k.mT))).softmax(-1) @ v.flatten(0, 1)).view_as(v)
 
 
 @pytest.mark.parametrize("mix", [written_out, by_kernel, flattened])
@@ -146,13 +145,6 @@ class OfSlices(nn.Module):
 def with_shifted_values(mix):
     """The values of one head are those of the token before."""
     return lambda q, k, v, _: mix(q, k, torch.cat([v[:, :1], F.pad(v[:, 1:], (0, 0, 1, -1))], 1), None)
-
-
-class Residual(nn.Sequential):
-    def forward(self, x):
-        for part in self:
-            x = x + part(x)
-        return x
 
 
 @pytest.mark.parametrize("mix", [None, written_out, by_kernel])

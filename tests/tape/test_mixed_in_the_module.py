@@ -47,6 +47,7 @@ OF_ALL = {
     "a gate of the mean": lambda m, x: x * x.mean(1, keepdim=True).sigmoid(),
     "Fourier": lambda m, x: x + torch.fft.fft(x, dim=1).real,
     "sums so far": lambda m, x: x + x.cumsum(1),
+    "a norm of all": lambda m, x: F.group_norm(x.mT, 1).mT,
 }
 NONE = {
     "a convolution of one token": lambda m, x: x + m.one_token(x.mT).mT,
@@ -56,10 +57,10 @@ NONE = {
 
 @pytest.mark.parametrize("tokens", [7, 16])
 @pytest.mark.parametrize("x", [states, letters])
-@pytest.mark.parametrize("name", [*LOCAL, *NONE])
-def test_what_mixes_neighbours_in_front_of_layers_is_the_module_itself(name, x, tokens):
+@pytest.mark.parametrize("name", [*LOCAL, *OF_ALL, *NONE])
+def test_what_mixes_tokens_in_front_of_layers_is_the_module_itself(name, x, tokens):
     given = states("apart", tokens) if x is states else letters(tokens)
-    tape = record(drawn(Outermost((LOCAL | NONE)[name])), given)
+    tape = record(drawn(Outermost((LOCAL | OF_ALL | NONE)[name])), given)
     assert tape.reading.mixing == (() if name in NONE else ITSELF)
     assert tape.paths().by_length == [1, 4, 4]
 

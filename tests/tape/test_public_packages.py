@@ -150,24 +150,6 @@ def test_what_mixes_all_tokens_is_named_beside_what_mixes_some():
     assert set(record(module, states()).reading.mixing) == {"parts.1", "parts.2"}
 
 
-class NormOfAll(nn.Module):
-    """A norm of all numbers of a sequence, in front of layers."""
-
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList(Sequence(Attention(written_out)) for _ in range(2))
-
-    def forward(self, x):
-        x = F.group_norm(x.mT, 1).mT
-        for layer in self.layers:
-            x = layer(x)
-        return x
-
-
-def test_what_mixes_tokens_in_front_of_a_list_of_layers_is_the_module_itself():
-    assert record(drawn(NormOfAll()), 30 * states()).reading.mixing == ("the module itself",)
-
-
 class ExpertsOfSlots(nn.Module):
     """Experts of two slots each, which read means of the tokens and whose results are mixed for each token."""
 

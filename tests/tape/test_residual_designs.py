@@ -232,20 +232,19 @@ class StateSpace(nn.Module):
         return self.out(torch.stack(y, 1) * F.silu(z))
 
 
-class Recurrence(nn.Module):
+class Recurrence(Attention):
     """Linear attention as a recurrence: a state of each head adds k v^T of each token, which the query reads."""
 
     def __init__(self):
-        super().__init__()
-        self.q, self.k, self.v, self.out = (nn.Linear(D, D) for _ in range(4))
+        super().__init__(self.token_by_token)
 
-    def forward(self, x):
-        q, k, v = (heads_of(part(x)) for part in (self.q, self.k, self.v))
+    @staticmethod
+    def token_by_token(q, k, v, _):
         state, y = 0, []
-        for t in range(x.shape[1]):
+        for t in range(q.shape[2]):
             state = state + k[:, :, t, :, None] * v[:, :, t, None, :]
             y.append(torch.einsum("bhkj,bhk->bhj", state, q[:, :, t]))
-        return self.out(joined(torch.stack(y, 2)))
+        return torch.stack(y, 2)
 
 
 def stack(*parts):
@@ -362,6 +361,11 @@ def test_a_bias_begins_no_path_however_its_norm_is_written():
     first, *others = (drawn(nn.Sequential(*(Normed(normed) for _ in range(2)))) for normed in NORMS)
     for other in others:
         assert_same_paths(other, first, states(), [0, 0, 4])
+
+
+def test_positions_begin_a_path():
+    module = drawn(Normed(lambda x, weight, bias: x + torch.outer(weight[:N], bias)))
+    assert record(module, states()).paths().by_length == [1, H]
 
 
 def test_a_scan_alone_is_refused():

@@ -3,7 +3,8 @@ of tests/rewrites.py."""
 
 import pytest
 import torch
-from networks_of_others import NETWORKS
+from networks_of_others import NETWORKS, states
+from path_checks import TWO, assert_same_paths
 from rewrites import (
     DIFFERENT,
     EQUAL,
@@ -21,6 +22,17 @@ from rewrites import (
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the library and of torch, about what is deprecated in them
+
+WAYS = ["matmul", "einsum", "product and sum", "bmm, heads flattened", "transposed", "head by head"]
+WAYS += ["kernel for each head", "P shared by two calls", "softmax written out", "scores by baddbmm"]
+WAYS += ["linear maps by addmm", "norms written out", "additions in place"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_small_network_has_the_same_paths_in_every_way(way):
+    network = NETWORKS["post-norm, kernel, causal"]
+    assert_same_paths(REWRITES[way](network).module, network.module(), states(), TWO)
+
 
 QUICK = [
     ("shared keys and values", "one key head in einsum"),

@@ -1,7 +1,7 @@
-"""rankbench.tape against rankbench.measures.frozen_network, every path multiplied out by hand, and the
-modules' own results.
+"""rankbench.tape against rankbench.measures.frozen_network, every path one by one, the same module written in another
+way, and the modules' own results.
 
-Shapes: K slot, B batch, H head, N query token, M key token, D width, F MLP width.
+Shapes: K slot, B batch, H head, N query token, M key token, D width.
 """
 
 import gc
@@ -14,7 +14,22 @@ import pytest
 import torch
 import torch.nn.functional as F
 from drawn import generator, normal, randomised, transformer
-from networks_of_others import NETWORKS
+from networks_of_others import (
+    NETWORKS,
+    Attention,
+    B,
+    D,
+    H,
+    N,
+    Residual,
+    by_kernel,
+    encoder,
+    heads_of,
+    joined,
+    states,
+)
+from path_checks import THREE, TWO, assert_every_path, assert_same_paths
+from rewrites import written_out
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
@@ -28,7 +43,6 @@ from rankbench.tape.tags import Kind, Tag, Tags
 
 # Float64, a few hundred additions: eps = 2.2e-16, so 1e-12 of the largest part leaves a margin of ten to a hundred.
 ROUNDING = 1e-12
-B, N, D, H = 2, 5, 8, 2
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*nested tensor.*:UserWarning")
 
@@ -36,10 +50,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*nested tensor.*:UserWarning")
 def drawn(module, seed=0, scale=0.4):
     """The module in float64 with every parameter drawn: no bias stays 0, no norm's scale 1."""
     return randomised(module.eval(), generator(seed), scale).requires_grad_(False)
-
-
-def states(seed=1, shape=(B, N, D)):
-    return normal(seed, *shape)
 
 
 def close(got, wanted, scale=None):
@@ -77,7 +87,7 @@ class Blocks(nn.Module):
 
 def own_network(num_tokens=4, **changes):
     model = drawn(transformer(**{"layers": 3, "mlp_ratio": 1.5, "length": num_tokens, **changes}))
-    return model, torch.randint(7, (B, num_tokens), generator=generator(2))
+    return model, torch.randint(7, (2, num_tokens), generator=generator(2))
 
 
 VARIANTS = [
@@ -136,44 +146,7 @@ def test_biases_of_rankbench_paths_are_paths_of_their_own_in_slot_0():
     assert (spread.flatten(1).norm(dim=1) > 1e-3 * apart.bias_BND.norm()).all()
 
 
-# --- every path by hand ----------------------------------------------------------------------------------------------
-
-
-@dataclass
-class LayerByHand:
-    """One pre- or post-norm layer with everything that multiplies held fixed, as maps of (B, N, D)."""
-
-    before: object  # the attention's norm where it stands in front: (x, with shift) -> x
-    heads: list  # (P, W_V, b_V, W_O)
-    output_bias: torch.Tensor
-    after: object
-    mlp: object  # (x, with biases) -> x, its skip and norms included
-
-
-def every_path(x, layers, value_biases="head", last=lambda x, whole: x):
-    """S_0, S_1, ... by enumeration: all paths from the embedding and from every bias, one by one."""
-    zero = torch.zeros_like(x)
-    paths = [(x, 0)]
-    for layer in layers:
-        longer = []
-        for path, length in [*paths, (zero, None)]:  # the last one stands for what begins in this layer
-            begins = length is None
-            read = layer.before(path, begins)
-            longer += [] if begins else [(layer.after(path, False), length)]
-            if begins:
-                longer.append((layer.after(layer.output_bias.expand_as(x), False), 0))
-                longer.append((layer.after(zero, True), 0))
-            for p, w_v, b_v, w_o in layer.heads:
-                longer.append((layer.after(p @ read @ w_v @ w_o, False), 1 if begins else length + 1))
-                if begins:
-                    length_of_bias = 1 if value_biases == "head" else 0
-                    longer.append((layer.after(p @ b_v.expand(*x.shape[:2], -1) @ w_o, False), length_of_bias))
-        paths = [(layer.mlp(path, False), length) for path, length in longer] + [(layer.mlp(zero, True), 0)]
-    paths = [(last(path, False), length) for path, length in paths] + [(last(zero, True), 0)]
-    sums = x.new_zeros(len(layers) + 1, *x.shape)
-    for path, length in paths:
-        sums[length] += path
-    return sums
+# --- every path, one by one -------------------------------------------------------------------------------------------
 
 
 class RMSNorm(nn.Module):
@@ -200,14 +173,11 @@ class StrangersLayer(nn.Module):
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.gate, self.up, self.down = nn.Linear(width, hidden), nn.Linear(width, hidden), nn.Linear(hidden, width)
 
-    def weights_and_values(self, x):
-        q, k, v = (part.view(*x.shape[:2], self.heads, -1).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1))
+    def attend(self, x):
+        q, k, v = (heads_of(part, self.heads) for part in self.qkv(x).chunk(3, dim=-1))
         scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
         hidden = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
-        return F.softmax(scores.masked_fill(hidden, float("-inf")), dim=-1), v
-
-    def attend(self, x):
-        p, v = self.weights_and_values(x)
+        p = F.softmax(scores.masked_fill(hidden, float("-inf")), dim=-1)
         return self.out((p @ v).transpose(1, 2).reshape(x.shape))
 
     def forward(self, x):
@@ -215,86 +185,48 @@ class StrangersLayer(nn.Module):
         read = self.mlp_norm(x)
         return 0.5 * x + self.down(F.silu(self.gate(read)) * self.up(read))
 
-    def by_hand(self, x):
-        width = x.shape[-1] // self.heads
-        p, _ = self.weights_and_values(self.attention_norm(x))
-        _, _, w_v = self.qkv.weight.chunk(3)
-        _, _, b_v = self.qkv.bias.chunk(3)
-        cuts = [slice(h * width, (h + 1) * width) for h in range(self.heads)]
-        heads = [(p[:, h], w_v[cut].T, b_v[cut], self.out.weight[:, cut].T) for h, cut in enumerate(cuts)]
-        scale, middle = self.attention_norm.scale(x), x + self.attend(self.attention_norm(x))
-        mlp_scale, gate = self.mlp_norm.scale(middle), F.silu(self.gate(self.mlp_norm(middle)))
 
-        def mlp(path, whole):
-            up = F.linear(path * mlp_scale * self.mlp_norm.weight, self.up.weight, self.up.bias if whole else None)
-            return 0.5 * path + F.linear(gate * up, self.down.weight, self.down.bias if whole else None)
-
-        before = lambda path, whole: path * scale * self.attention_norm.weight  # noqa: E731
-        return LayerByHand(before, heads, self.out.bias, lambda path, whole: path, mlp)
+def strangers(layers=3):
+    return nn.Sequential(*(drawn(StrangersLayer(D, H), seed) for seed in range(layers)))
 
 
-@pytest.mark.parametrize("value_biases", ["head", "source"])
-def test_a_strangers_module_against_every_path_by_hand(value_biases):
-    layers = nn.Sequential(*(drawn(StrangersLayer(D, H), seed) for seed in range(3)))
-    x, by_hand = states(), []
-    for layer in layers:
-        by_hand.append(layer.by_hand(x))
-        x = layer(x)
-    wanted = every_path(states(), by_hand, value_biases)
-    sums = record(layers, states()).sums(value_biases=value_biases)
-    close(sums.by_length_KBND, wanted)
-    close(sums.state_BND, x)
-
-
-def encoder_layer_by_hand(layer, x, mask):
-    """The same of torch's own encoder layer; mask hides where it is True."""
-    attention, width = layer.self_attn, x.shape[-1] // layer.self_attn.num_heads
-    norm_first = layer.norm_first
-    read = layer.norm1(x) if norm_first else x
-    out, p = attention(read, read, read, attn_mask=mask, average_attn_weights=False)
-    w_v, b_v = attention.in_proj_weight[2 * x.shape[-1] :], attention.in_proj_bias[2 * x.shape[-1] :]
-    cuts = [slice(h * width, (h + 1) * width) for h in range(attention.num_heads)]
-    heads = [(p[:, h], w_v[cut].T, b_v[cut], attention.out_proj.weight[:, cut].T) for h, cut in enumerate(cuts)]
-
-    def frozen(norm, at):
-        scale = 1 / torch.sqrt(at.var(-1, keepdim=True, correction=0) + norm.eps)
-
-        def apply(path, whole):
-            return scale * (path - path.mean(-1, keepdim=True)) * norm.weight + (norm.bias if whole else 0)
-
-        return apply
-
-    nothing = lambda path, whole: path  # noqa: E731
-    middle = x + out if norm_first else layer.norm1(x + out)
-    z = layer.linear1(layer.norm2(middle) if norm_first else middle)
-    gate = layer.activation(z) / z
-    mlp_norm = frozen(layer.norm2, middle if norm_first else middle + layer.linear2(gate * z))
-
-    def mlp(path, whole):
-        read = mlp_norm(path, whole) if norm_first else path
-        hidden = gate * F.linear(read, layer.linear1.weight, layer.linear1.bias if whole else None)
-        path = path + F.linear(hidden, layer.linear2.weight, layer.linear2.bias if whole else None)
-        return path if norm_first else mlp_norm(path, whole)
-
-    first = frozen(layer.norm1, x if norm_first else x + out)
-    before, after = (first, nothing) if norm_first else (nothing, first)
-    return LayerByHand(before, heads, attention.out_proj.bias, after, mlp)
+def test_a_strangers_module_has_the_sums_of_every_path():
+    assert_every_path(strangers(), {"input": states()}, THREE)
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 @pytest.mark.parametrize("norm_first", [False, True])
-@pytest.mark.parametrize("causal", [False, True])
-def test_torchs_own_encoder_against_every_path_by_hand(activation, norm_first, causal):
-    layer = nn.TransformerEncoderLayer(D, H, 11, 0.3, activation, batch_first=True, norm_first=norm_first)
-    encoder = drawn(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False))
-    mask = torch.ones(N, N, dtype=torch.bool).triu(1) if causal else None
-    x = states()
-    with torch.no_grad():
-        first = encoder_layer_by_hand(encoder.layers[0], x, mask)
-        second = encoder_layer_by_hand(encoder.layers[1], encoder.layers[0](x, mask), mask)
-    for value_biases in ("head", "source"):
-        sums = record(encoder, x, mask=mask).sums(value_biases=value_biases)
-        close(sums.by_length_KBND, every_path(x, [first, second], value_biases))
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_torchs_own_encoder_has_the_sums_of_every_path(activation, norm_first, is_causal):
+    """For the brute force its attention is written out."""
+    module, other = (drawn(encoder(activation=activation, norm_first=norm_first)) for _ in range(2))
+    inputs = {"src": states(), "mask": HIDDEN if is_causal else None}
+    assert_every_path(module, inputs, TWO, written=written_out(other))
+
+
+# a module, and of one of its layers the biases of queries, keys and values, and the way out
+VALUE_BIASES = {
+    "written out": (strangers, lambda layer: (layer.qkv.bias, layer.out)),
+    "torch's own": (
+        lambda: drawn(nn.Sequential(*encoder().layers)),
+        lambda layer: (layer.self_attn.in_proj_bias, layer.self_attn.out_proj),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", VALUE_BIASES)
+def test_value_biases_of_the_source_are_those_of_the_way_out(name):
+    """The rows of P sum to 1, so that P (x W + 1 b) W_O is P x W W_O + 1 b W_O."""
+    make, parts = VALUE_BIASES[name]
+    module, folded = make(), make()
+    for layer in folded:
+        bias, out = parts(layer)
+        out.bias += out.weight @ bias[2 * D :]
+        bias[2 * D :] = 0
+    wanted = record(folded, states()).sums()
+    close(record(module, states()).sums(value_biases="source").by_length_KBND, wanted.by_length_KBND)
+    at_heads = record(module, states()).sums().by_length_KBND
+    assert ((at_heads - wanted.by_length_KBND).flatten(1).norm(dim=1) > 1e-3).all()
 
 
 def test_torchs_encoder_and_decoder_with_padding_and_without_a_batch():
@@ -302,7 +234,7 @@ def test_torchs_encoder_and_decoder_with_padding_and_without_a_batch():
     hidden = torch.zeros(B, N, dtype=torch.bool)
     hidden[0, 3:] = True
     causal = torch.full((N, N), -math.inf, dtype=torch.float64).triu(1)
-    source, target = states(1), states(2)
+    source, target = states("source"), states("target")
     masks = {"src_key_padding_mask": hidden, "memory_key_padding_mask": hidden, "tgt_mask": causal}
     tape = record(model, source, target, **masks)
     sums = tape.sums()
@@ -317,188 +249,123 @@ def test_torchs_encoder_and_decoder_with_padding_and_without_a_batch():
 # --- ways to write attention -----------------------------------------------------------------------------------------
 
 
-class Attention(nn.Module):
-    """Two layers with skips, their attention by a function of q (B, N, H, K), k and v."""
-
-    def __init__(self, mix, groups=H):
-        super().__init__()
-        self.mix, self.groups = mix, groups
-        self.maps = nn.ModuleList(nn.ModuleDict({"q": nn.Linear(D, D), "out": nn.Linear(D, D)}) for _ in range(2))
-        for layer in self.maps:
-            layer.update({name: nn.Linear(D, groups * D // H) for name in ("k", "v")})
-
-    def forward(self, x):
-        for layer in self.maps:
-            q = layer["q"](x).unflatten(-1, (H, -1))
-            k, v = (layer[name](x).unflatten(-1, (self.groups, -1)) for name in "kv")
-            x = x + layer["out"](self.mix(q, k, v).reshape(x.shape))
-        return x
+def layers_of(mix, heads=H, groups=None):
+    """Two layers of attention without norms."""
+    return drawn(Residual(*(Attention(mix, heads, groups) for _ in range(2))))
 
 
-def fused(mask=None, **options):
-    def mix(q, k, v):
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **options).transpose(1, 2)
-
-    return mix
+def fused(**options):
+    return lambda q, k, v, _: F.scaled_dot_product_attention(q, k, v, **options)
 
 
-def written_out(mask=None, scale=(D // H) ** -0.5):
-    """The plain formula: softmax of scores, times the values."""
+def plain(added=0.0, scale=(D // H) ** -0.5):
+    """The formula: softmax of scores, times the values."""
 
-    def mix(q, k, v):
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    def mix(q, k, v, _):
         k, v = (x.repeat_interleave(H // x.shape[1], 1) for x in (k, v))
-        scores = q @ k.mT * scale
-        scores = scores if mask is None else scores + mask
-        return (scores.softmax(-1) @ v).transpose(1, 2)
+        return (q @ k.mT * scale + added).softmax(-1) @ v
 
     return mix
 
 
 HIDDEN = torch.zeros(N, N, dtype=torch.float64).masked_fill(torch.ones(N, N, dtype=torch.bool).triu(1), -math.inf)
 SLOPES = 0.3 * torch.arange(N, dtype=torch.float64).expand(H, N, N)
+# options of torch's kernel, the formula, and the number of heads of keys
+KERNELS = {
+    "plain": ({}, plain(), H),
+    "causal": ({"is_causal": True}, plain(HIDDEN), H),
+    "bool mask": ({"attn_mask": HIDDEN == 0}, plain(HIDDEN), H),
+    "float mask": ({"attn_mask": SLOPES}, plain(SLOPES), H),
+    "scale": ({"scale": 0.9}, plain(scale=0.9), H),
+    "shared keys": ({"enable_gqa": True}, plain(), 1),
+}
 
 
-@pytest.mark.parametrize(
-    ("mix", "plain", "groups"),
-    [
-        (fused(), written_out(), H),
-        (fused(is_causal=True), written_out(HIDDEN), H),
-        (fused(HIDDEN == 0), written_out(HIDDEN), H),
-        (fused(SLOPES), written_out(SLOPES), H),
-        (fused(scale=0.9), written_out(scale=0.9), H),
-        (fused(enable_gqa=True), written_out(), 1),
-    ],
-    ids=["plain", "causal", "bool mask", "float mask", "scale", "shared keys"],
-)
-def test_the_fused_kernel_has_the_paths_of_the_formula(mix, plain, groups):
-    module = drawn(Attention(mix, groups))
-    fused_sums = checked(module, states())
-    module.mix = plain
-    wanted = checked(module, states())
-    close(fused_sums.by_length_KBND, wanted.by_length_KBND)
+@pytest.mark.parametrize("name", KERNELS)
+def test_the_fused_kernel_has_the_paths_of_the_formula(name):
+    options, formula, groups = KERNELS[name]
+    assert_same_paths(*(layers_of(mix, groups=groups) for mix in (fused(**options), formula)), states(), TWO)
 
 
-def by_einsum(q, k, v):
-    p = torch.einsum("b i h d, b j h d -> b h i j", 0.5 * q, k).softmax(-1)
-    return torch.einsum("bhij,bjhd->bihd", p, v)
+def by_einsum(q, k, v, _):
+    p = torch.einsum("b h i d, b h j d -> b h i j", 0.5 * q, k).softmax(-1)
+    return torch.einsum("bhij,bhjd->bhid", p, v)
 
 
-def by_einsum_with_dots(q, k, v):
-    p = torch.einsum("...ihd,...jhd->...ijh", 0.5 * q, k).softmax(-2)
-    return torch.einsum("...ijh,...jhd->...ihd", p, v)
+def by_einsum_with_dots(q, k, v, _):
+    p = torch.einsum("...hid,...hjd->...ijh", 0.5 * q, k).softmax(-2)
+    return torch.einsum("...ijh,...hjd->...hid", p, v)
 
 
-def by_einsums_of_three(q, k, v):
+def by_einsums_of_three(q, k, v, _):
     """With tables that are known: a map in the middle of the scores, and one behind the values."""
     half, same = 0.5 * torch.eye(q.shape[-1], dtype=q.dtype), torch.eye(v.shape[-1], dtype=v.dtype)
-    p = torch.einsum("bihd,de,bjhe->bhij", q, half, k).softmax(-1)
-    return torch.einsum("bhij,de,bjhd->bihe", p, same, v)
+    p = torch.einsum("bhid,de,bhje->bhij", q, half, k).softmax(-1)
+    return torch.einsum("bhij,de,bhjd->bhie", p, same, v)
 
 
-def by_bmm(q, k, v):
-    q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))
+def by_baddbmm(q, k, v, _):
+    shape, (q, k, v) = q.shape, (x.flatten(0, 1) for x in (q, k, v))
     p = torch.baddbmm(torch.zeros(1, dtype=q.dtype), q, k.mT, beta=0, alpha=0.5).softmax(-1)
-    return torch.bmm(p, v).unflatten(0, (-1, H)).transpose(1, 2)
+    return torch.bmm(p, v).view(shape)
 
 
-def by_keywords(q, k, v):
-    q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))
+def by_keywords(q, k, v, _):
+    q, k, v = (x.flatten(0, 1) for x in (q, k, v))
     p = (torch.bmm(q, mat2=k.mT) / 2).softmax(-1)
-    return torch.bmm(p, mat2=v).unflatten(0, (-1, H)).transpose(1, 2)
+    return torch.bmm(p, mat2=v).unflatten(0, (-1, H))
 
 
-def by_names_of_numpy(q, k, v):
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+def by_names_of_numpy(q, k, v, _):
     p = (q @ k.mT / 2).softmax(-1)
-    mixed = (p[..., None] * v[..., None, :, :]).sum(axis=-2, keepdims=True)
-    return mixed.squeeze(-2).transpose(1, 2)
+    return (p[..., None] * v[..., None, :, :]).sum(axis=-2, keepdims=True).squeeze(-2)
 
 
-def transposed(q, k, v):
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    p = torch.softmax(k @ q.mT / 2, dim=-2)
-    return (v.mT @ p).mT.transpose(1, 2)
-
-
-def by_exponentials(q, k, v):
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+def divided_last(q, k, v, _):
     powers = torch.exp(q @ k.mT / 2)
-    return ((powers / powers.sum(-1, keepdim=True)) @ v).transpose(1, 2)
+    return powers @ v / powers.sum(-1, keepdim=True)
 
 
-def divided_last(q, k, v):
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    powers = torch.exp(q @ k.mT / 2)
-    return (powers @ v / powers.sum(-1, keepdim=True)).transpose(1, 2)
-
-
-def product_and_sum(q, k, v):
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    p = (q[..., :, None, :] * k[..., None, :, :]).sum(-1).div(2).softmax(-1)
-    return (p[..., None] * v[..., None, :, :]).sum(dim=-2).transpose(1, 2)
-
-
-def head_by_head(q, k, v):
-    out = torch.empty_like(v)
-    for head in range(H):
-        p = (q[:, :, head] @ k[:, :, head].mT / 2).softmax(-1)
-        out[:, :, head] = p @ v[:, :, head]
-    return out
-
-
-def with_changes_in_place(q, k, v):
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+def with_changes_in_place(q, k, v, _):
     scores = torch.matmul(q, k.mT)
     scores /= 2
     p = F.dropout(scores.softmax(-1), 0.5, training=False)
     mixed = torch.zeros_like(v)
     mixed += p @ v
-    return mixed.transpose(1, 2).contiguous()
+    return mixed.contiguous()
 
 
 @pytest.mark.parametrize(
     "mix",
     [
-        by_einsum, by_einsum_with_dots, by_einsums_of_three, by_bmm, by_keywords, by_names_of_numpy, transposed,
-        by_exponentials, divided_last, product_and_sum, head_by_head, with_changes_in_place,
+        by_einsum, by_einsum_with_dots, by_einsums_of_three, by_baddbmm, by_keywords, by_names_of_numpy, divided_last,
+        with_changes_in_place,
     ],
 )  # fmt: skip
 def test_attention_may_be_written_in_other_ways(mix):
-    module = drawn(Attention(written_out(scale=0.5)))
-    wanted = checked(module, states())
-    module.mix = mix
-    close(checked(module, states()).by_length_KBND, wanted.by_length_KBND)
+    """tests/tape/test_rewrites.py has more of them."""
+    assert_same_paths(layers_of(mix), layers_of(plain(scale=0.5)), states(), TWO)
 
 
-@pytest.mark.parametrize("mix", [by_bmm, by_einsum_with_dots, fused()])  # by_bmm: heads stand beside sequences
+def along_two_axes(q, k, v, _):
+    q, k, v = (x.unflatten(1, (2, 2)) for x in (q, k, v))
+    return ((q @ k.mT).softmax(-1) @ v).flatten(1, 2)
+
+
+@pytest.mark.parametrize("mix", [by_baddbmm, by_einsum_with_dots, fused(), along_two_axes])
 def test_heads_are_told_apart(mix):
-    module = drawn(Attention(mix))
+    """by_baddbmm has them beside sequences."""
+    module = layers_of(mix, heads=4)
     tape = record(module, states())
     sums = tape.sums()
     parts = [part.sums for part in tape.through_heads()]
-    assert [len(part) for part in parts] == [H, H]
+    assert [len(part) for part in parts] == [4, 4]
     # each path of length k passes k heads
     _, once, twice = sums.by_length_KBND
     close(sum(part.sum(0) for part in parts), once + 2 * twice, sums.state_BND)
     # without a head's way out, its paths are gone
-    module.maps[1]["out"].weight[:, : D // H] = 0
-    close(sums.state_BND - parts[1][0], module(states()), sums.state_BND)
-
-
-def test_products_of_queries_and_keys_without_a_softmax_are_weights_too():
-    def linear_attention(q, k, v):
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        return ((q @ k.mT) @ v).transpose(1, 2)
-
-    module = drawn(Attention(linear_attention))
-    tape = record(module, states())
-    sums, x = tape.sums(), states()
-    assert len(tape.reading.calls) == 2
-    for layer in module.maps:  # S_0: the skips and the output biases
-        x = x + layer["out"].bias
-    close(sums.by_length_KBND[0], x)
+    module[1].out.weight[:, D // 4 : D // 2] = 0
+    close(sums.state_BND - parts[1][1], module(states()), sums.state_BND)
 
 
 # --- what else is covered --------------------------------------------------------------------------------------------
@@ -509,7 +376,7 @@ class Between(nn.Module):
 
     def __init__(self, function):
         super().__init__()
-        self.function, self.attention = function, Attention(fused())
+        self.function, self.attention = function, Residual(Attention(by_kernel), Attention(by_kernel))
         self.wide, self.narrow = nn.Linear(D, 2 * D), nn.Linear(D, D)
         self.kernel = nn.Conv1d(D, D, 3, padding=1)
         self.norm = nn.BatchNorm1d(D)
@@ -572,7 +439,7 @@ FUNCTIONS = {
     "narrow from where a tensor says": lambda m, x: (
         x.narrow(1, torch.tensor(1), 1) + torch.tensor_split(x, torch.tensor([1, 2]), dim=1)[1]
     ),
-    "index": lambda m, x: x[:, torch.tensor([4, 3, 2, 1, 0])],
+    "index": lambda m, x: x[:, torch.arange(N).flip(0)],
     "pad": lambda m, x: F.pad(x, (1, 0))[..., :-1],
     "rsub": lambda m, x: 1 - torch.sub(x / 2, m.narrow.bias, alpha=0.5),
     "clamp": lambda m, x: x.clamp(min=-0.2, max=0.3),
@@ -628,19 +495,17 @@ def test_the_slots_of_covered_functions_sum_to_the_output(name):
     assert (sums.by_length_KBND.flatten(1).norm(dim=1) > 0).all()
 
 
-SAME = [
-    ("clamp", lambda m, x: x.clamp(max=0.2), lambda m, x: torch.minimum(x, torch.full_like(x, 0.2))),
-    ("relu", lambda m, x: F.relu(x), lambda m, x: torch.maximum(x, torch.zeros_like(x))),
-    ("prelu", lambda m, x: F.leaky_relu(x, 0.3), lambda m, x: F.prelu(x, torch.full_like(m.narrow.bias[:1], 0.3))),
-    ("layer norm", lambda m, x: F.layer_norm(x, (D,)), lambda m, x: F.group_norm(x.flatten(0, 1), 1).view_as(x)),
-]
+SAME = {
+    "clamp": (lambda m, x: x.clamp(max=0.2), lambda m, x: torch.minimum(x, torch.full_like(x, 0.2))),
+    "relu": (lambda m, x: F.relu(x), lambda m, x: torch.maximum(x, torch.zeros_like(x))),
+    "prelu": (lambda m, x: F.leaky_relu(x, 0.3), lambda m, x: F.prelu(x, torch.full_like(m.narrow.bias[:1], 0.3))),
+    "layer norm": (lambda m, x: F.layer_norm(x, (D,)), lambda m, x: F.group_norm(x.flatten(0, 1), 1).view_as(x)),
+}
 
 
-@pytest.mark.parametrize("name", [name for name, *_ in SAME])
+@pytest.mark.parametrize("name", SAME)
 def test_a_function_by_another_name_has_the_same_sums(name):
-    functions = next(functions for other, *functions in SAME if other == name)
-    one, other = (record(drawn(Between(function), scale=0.3), states()).sums() for function in functions)
-    close(one.by_length_KBND, other.by_length_KBND)
+    assert_same_paths(*(drawn(Between(function), scale=0.3) for function in SAME[name]), states())
 
 
 def test_what_is_frozen_and_on_which_side_is_listed():
@@ -648,9 +513,10 @@ def test_what_is_frozen_and_on_which_side_is_listed():
     frozen = record(module, states()).sums().frozen
     parts = [(each.call.function, each.call.module, each.part) for each in frozen]
     assert len(parts) == 5
-    # the modules of `Attention` are called once before and once after the gate
-    attention = ("torch.nn.functional.scaled_dot_product_attention", "attention", "attention weights")
-    assert [*parts[:2], *parts[3:]] == [attention] * 4
+    # the layers are called once before and once after the gate
+    kernel = "torch.nn.functional.scaled_dot_product_attention"
+    attention = [(kernel, f"attention.{layer}", "attention weights") for layer in range(2)]
+    assert [*parts[:2], *parts[3:]] == 2 * attention
     function, where, part = parts[2]
     assert (function, where) == ("torch.Tensor.mul", "")
     assert part.startswith("left factor, of call") and part.endswith("torch.nn.functional.silu in the module itself")
@@ -671,7 +537,7 @@ def test_the_gate_is_the_derivative_where_its_argument_is_zero():
 
 
 def test_sums_of_the_part_up_to_a_submodule():
-    layers = nn.Sequential(*(drawn(StrangersLayer(D, H), seed) for seed in range(3)))
+    layers = strangers()
     tape = record(layers, states())
     for index in range(3):
         wanted = record(layers[: index + 1], states()).sums()
@@ -681,7 +547,7 @@ def test_sums_of_the_part_up_to_a_submodule():
 
 def test_sums_of_several_parts_are_those_of_each_part_alone():
     """In whatever order they are asked for, and twice if asked twice."""
-    layers = nn.Sequential(*(drawn(StrangersLayer(D, H), seed) for seed in range(3)))
+    layers = strangers()
     tape = record(layers, states())
     places = ["1", lambda output: output, "0.attention_norm", ("0", 0), "1"]
     alone = [tape.sums() if callable(place) else tape.sums(upto=place) for place in places]
@@ -698,7 +564,7 @@ def test_sums_of_several_parts_are_those_of_each_part_alone():
 
 def test_sums_of_all_layers_cost_one_replay():
     """Counted in products of matrices: as many as for the last layer alone."""
-    layers = nn.Sequential(*(drawn(StrangersLayer(D, H), seed) for seed in range(4)))
+    layers = strangers(4)
     tape = record(layers, states())
 
     def cost(places):
@@ -730,7 +596,7 @@ def test_paths_can_begin_at_a_submodule():
 
 
 def test_texts_in_one_batch_have_the_sums_that_they_have_alone():
-    module = drawn(Attention(fused(is_causal=True)))
+    module = layers_of(fused(is_causal=True))
     together = record(module, states()).sums().by_length_KBND
     for index, text in enumerate(states().split(1)):
         close(record(module, text).sums().by_length_KBND, together[:, index : index + 1])
@@ -853,30 +719,22 @@ def test_the_module_is_left_as_it_was():
 # --- the tap ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mix", [fused(is_causal=True), by_einsum, by_bmm, written_out(HIDDEN)])
+@pytest.mark.parametrize("mix", [fused(is_causal=True), by_einsum, by_baddbmm, plain(HIDDEN)])
 def test_the_tap_shows_weights_queries_keys_and_values(mix):
-    module, x = drawn(Attention(mix)), states()
-    seen, results = [], []
-
-    def watch(call):
-        seen.append(call)
-        results.append(call.weights @ call.values)
-
-    out = tap(module, watch, x)
+    module, x, seen = layers_of(mix), states(), []
+    out = tap(module, seen.append, x)
     assert torch.equal(out, module(x))
     assert [call.index for call in seen] == [1, 2]
-    for call, layer in zip(seen, module.maps, strict=True):
+    for call, layer in zip(seen, module, strict=True):
         assert call.weights.shape[-2:] == (N, N)
         torch.testing.assert_close(call.weights.sum(-1), torch.ones_like(call.weights[..., 0]))
-        v = layer["v"](x).unflatten(-1, (H, -1)).transpose(1, 2)
+        q, k, v = (heads_of(part(x)) for part in (layer.q, layer.k, layer.v))
         close(call.values.reshape(v.shape), v)
-        if mix is not by_bmm:  # baddbmm adds the scores to a table: their two factors are not looked for
-            q, k = (layer[name](x).unflatten(-1, (H, -1)).transpose(1, 2) for name in "qk")
+        if mix is not by_baddbmm:  # which adds the scores to a table: their two factors are not looked for
             scale = call.queries.norm() / q.norm()  # by_einsum scales them before the product
             close(call.queries, scale * q)
             close(call.keys, k)
-        mixed = (call.weights @ call.values).reshape(B, H, N, -1)
-        x = x + layer["out"](mixed.transpose(1, 2).flatten(-2))
+        x = x + layer.out(joined((call.weights @ call.values).reshape(v.shape)))
     close(x, out)
 
 
@@ -888,7 +746,7 @@ def test_the_tap_of_torchs_own_attention():
     close(seen[0].weights, wanted)
     _, _, w_v = attention.in_proj_weight.chunk(3)
     v = F.linear(x, w_v, attention.in_proj_bias[2 * D :])
-    close(seen[0].values, v.unflatten(-1, (H, -1)).transpose(1, 2))
+    close(seen[0].values, heads_of(v))
 
 
 @pytest.mark.parametrize("mix", [fused(), by_einsum])
@@ -900,20 +758,11 @@ def test_the_tap_holds_the_weights_of_one_call_at_a_time(mix):
         assert not any(each() is not None for each in alive)
         alive.append(weakref.ref(call.weights))
 
-    tap(drawn(Attention(mix)), watch, states())
+    tap(layers_of(mix), watch, states())
     assert len(alive) == 2
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------
-
-
-def scripted(x):
-    with pytest.warns(DeprecationWarning, match="is deprecated"):
-        return torch.jit.script(twice)(x)
-
-
-def twice(x):
-    return 2 * x
 
 
 CONSTANT = torch.ones(D, dtype=torch.float64)
@@ -940,7 +789,6 @@ REFUSED = {
     "addmm": lambda m, x: torch.addmm(0.5, m.narrow.bias, 2, x.flatten(0, 1), m.narrow.weight).view_as(x),
     "logsumexp": lambda m, x: x - x.logsumexp(-1, keepdim=True),
     "cosine_similarity": lambda m, x: F.cosine_similarity(x, m.narrow(x), dim=-1)[..., None],
-    "a tensor that no recorded call made": lambda m, x: scripted(x),
     "held outside of the module": lambda m, x: x + CONSTANT,
     "dropout is on": lambda m, x: F.dropout(x, 0.1),
     "changed in place through a view": lambda m, x: through_a_view(x),
@@ -1032,12 +880,12 @@ class Returning(nn.Module):
 @pytest.mark.parametrize(
     ("attempt", "message"),
     [
-        (lambda m, x: record(m, x[:0]), r"attention without numbers, of \(0, 2, 5, 4\) and .*; give tokens"),
+        (lambda m, x: record(m, x[:0]), r"attention without numbers, of \(0, 2, 7, 8\) and .*; give tokens"),
         (lambda m, x: record(m, x.to_sparse()), "inputs: a sparse tensor"),
         (lambda m, x: record(m.narrow, x), "Linear: made no attention call"),
         (lambda m, x: record(m, x, begin="head"), "begin=head: no such submodule; allowed: inputs"),
         (lambda m, x: record(m, x, begin="kernel").sums(), "begin=kernel: no path leads from there"),
-        (lambda m, x: record(m, x).sums(upto="head"), "upto=head: no such result; submodules that ran: attention.maps"),
+        (lambda m, x: record(m, x).sums(upto="head"), "upto=head: no such result; submodules that ran: attention.0"),
         (lambda m, x: record(m, x).sums(output=lambda y: y + 1), "output: made a new tensor"),
         (lambda m, x: record(m, x).sums(value_biases="none"), "value_biases=none: must be head or source"),
         (lambda m, x: record(m, x, begin="inputs").sums(value_biases="source"), "no bias is a path; use head"),
@@ -1054,7 +902,7 @@ def test_dropout_of_torchs_own_attention_is_refused():
     layer = nn.TransformerEncoderLayer(D, H, 11, batch_first=True).double().train()
     with pytest.raises(ConfigError, match="dropout is on"):
         record(layer, states())
-    module = drawn(Attention(fused(dropout_p=0.1)))
+    module = layers_of(fused(dropout_p=0.1))
     with pytest.raises(ConfigError, match="dropout is on"):
         record(module, states())
 
@@ -1112,58 +960,21 @@ def test_parts_may_be_changed_where_they_are():
             whole[..., 2].add_(c[..., 2])
             return whole
 
-    torch.manual_seed(0)
-    module, x = Joined().double(), torch.randn(2, 5, 4, dtype=torch.float64)
-    other = InParts().double()
-    other.load_state_dict(module.state_dict())
-    one, two = (record(of, x).sums() for of in (module, other))
-    torch.testing.assert_close(two.state_BND, one.state_BND, rtol=1e-14, atol=1e-14)
-    torch.testing.assert_close(two.by_length_KBND, one.by_length_KBND, rtol=1e-13, atol=1e-13)
+    assert_same_paths(drawn(InParts()), drawn(Joined()), normal(0, 2, 5, 4), [1, 1])
 
 
-class Decaying(nn.Module):
-    """A linear scan in chunks, as in Mamba-2: scores times exponentials, within each chunk of three tokens."""
-
-    def __init__(self):
-        super().__init__()
-        self.maps, self.decay = nn.Linear(4, 12), nn.Linear(4, 1)
-
-    def forward(self, x):
-        q, k, v = self.maps(x).unflatten(1, (-1, 3)).chunk(3, -1)
-        log_decay = -F.softplus(self.decay(x)).unflatten(1, (-1, 3))[..., 0].cumsum(-1)
-        p = (q @ k.mT) * (log_decay[..., None] - log_decay[..., None, :]).exp().tril()
-        return x + (p @ v).flatten(1, 2)
-
-
-def test_the_decays_of_a_scan_are_no_heads():
-    torch.manual_seed(0)
-    reading = read(Decaying().double(), (torch.randn(3, 6, 4, dtype=torch.float64),))
-    assert reading.calls == ()
-    assert [factor.why for factor in reading.factors] == ["scores times exponentials, as the decays of a scan are"]
-
-
-class Chunked(nn.Module):
-    """Heads flattened with the sequences, beside an axis of chunks of two tokens."""
-
-    def __init__(self, heads):
-        super().__init__()
-        self.maps, self.heads = nn.Linear(8, 24), heads
-
-    def forward(self, x):
-        parts = self.maps(x).chunk(3, -1)
-        q, k, v = (y.unflatten(-1, (self.heads, -1)).transpose(1, 2).flatten(0, 1).unflatten(1, (-1, 2)) for y in parts)
-        y = torch.einsum("bcnm,bcmk->bcnk", torch.einsum("bcnk,bcmk->bcnm", q, k).softmax(-1), v)
-        return x + y.flatten(1, 2).unflatten(0, (-1, self.heads)).transpose(1, 2).flatten(2)
+def in_chunks(q, k, v, _):
+    """Chunks of two tokens, beside an axis of sequences and heads."""
+    shape, (q, k, v) = q.shape, (x.flatten(0, 1).unflatten(1, (-1, 2)) for x in (q, k, v))
+    p = torch.einsum("bcnk,bcmk->bcnm", q, k).softmax(-1)
+    return torch.einsum("bcnm,bcmk->bcnk", p, v).reshape(shape)
 
 
 def test_heads_that_stand_beside_sequences_and_windows():
-    torch.manual_seed(0)
-    module, x = Chunked(4).double(), torch.randn(3, 6, 8, dtype=torch.float64)
+    module, x, seen = drawn(Attention(in_chunks, heads=4)), states(tokens=6), []
     reading = read(module, (x,))
     (call,) = reading.calls
     assert call.lead.heads == 4
-    seen = []
     tap(module, lambda attention: seen.append(call.lead.split(attention.weights)), x, reading=reading)
-    q, k, _ = module.maps(x).chunk(3, -1)
-    q_BCHNK, k_BCHMK = (y.unflatten(1, (3, 2)).unflatten(-1, (4, 2)).transpose(2, 3) for y in (q, k))
+    q_BCHNK, k_BCHMK = (heads_of(part(x), 4).unflatten(2, (3, 2)).transpose(1, 2) for part in (module.q, module.k))
     torch.testing.assert_close(seen[0], (q_BCHNK @ k_BCHMK.mT).softmax(-1).flatten(0, 1))

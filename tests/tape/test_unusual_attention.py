@@ -24,6 +24,7 @@ from networks_of_others import (
     SequenceFirst,
     by_kernel,
     drawn,
+    flattened,
     heads_of,
     joined,
     letters,
@@ -86,16 +87,11 @@ class VectorAttention(Attention):
         return self.out((w_BNMD * self.v(x)[:, None]).sum(2))
 
 
-class FeatureMaps(nn.Module):
+class FeatureMaps(Attention):
     """Linear attention as q (k^T v), which sees all tokens."""
 
     def __init__(self):
-        super().__init__()
-        self.q, self.k, self.v, self.out = (nn.Linear(D, D) for _ in range(4))
-
-    def forward(self, x):
-        q, k, v = (heads_of(part(x)) for part in (self.q, self.k, self.v))
-        return self.out(joined(F.elu(q) @ (F.elu(k).mT @ v)))
+        super().__init__(lambda q, k, v, _: F.elu(q) @ (F.elu(k).mT @ v))
 
 
 # --- attention within windows and over fewer tokens ------------------------------------------------------------------
@@ -246,11 +242,6 @@ class WithMeans(Attention):
 
     def forward(self, x):
         return super().forward(x, self.also(self, x))
-
-
-def flattened(q, k, v, _):
-    q, k, v = (x.flatten(0, 1) for x in (q, k, v))
-    return (torch.bmm(q, k.mT).softmax(-1) @ v).unflatten(0, (-1, H))
 
 
 SLOTS = {
@@ -630,7 +621,6 @@ def test_sparse_experts_are_no_heads_however_they_are_summed(name, most):
     module, written = (between(Sparse(MIXTURES[mix], most)) for mix in (name, "product and sum"))
     tape, _ = assert_same_paths(module, written, random("experts", B, N, D), TWO)
     assert len(tape.reading.calls) == 2
-    assert tape.sums().remainder < NO_PATH
 
 
 class Stacked(nn.Module):
@@ -690,22 +680,8 @@ def keys_pooled_by_channel(has_softmax):
     return Attention(lambda q, k, v, _: (q.softmax(-1) if has_softmax else q) @ (k.softmax(-2).mT @ v))
 
 
-class SoftExperts(nn.Module):
-    """Experts each of which reads two means of the tokens, and whose results are mixed for each token."""
-
-    def __init__(self):
-        super().__init__()
-        self.scores, self.experts = nn.Linear(D, 6), nn.ModuleList(nn.Linear(D, D) for _ in range(3))
-
-    def forward(self, x):
-        scores = self.scores(x)
-        slots = (scores.softmax(1).mT @ x).chunk(3, 1)
-        results = [expert(slot) for expert, slot in zip(self.experts, slots, strict=True)]
-        return scores.softmax(2) @ torch.cat(results, 1)
-
-
 class SlotsOfMatrices(nn.Module):
-    """The same with one matrix of slots, written as products (Puigcerver et al. 2024)."""
+    """An expert that reads means of the tokens, and whose results are mixed for each token (Puigcerver et al. 2024)."""
 
     def __init__(self, slots=3):
         super().__init__()
@@ -726,19 +702,11 @@ def test_slots_of_experts_are_told_whatever_the_numbers(slots, seed):
     assert record(module, x=x).paths().by_length == [1, 5, 8, 4]
 
 
-POOLED = {
-    "keys by channel, softmax of queries": (lambda: Sequence(*(keys_pooled_by_channel(True) for _ in range(2))), TWO),
-    "keys by channel": (lambda: Sequence(*(keys_pooled_by_channel(False) for _ in range(2))), TWO),
-    "soft experts": (lambda: between(SoftExperts()), [1, 5, 8, 4]),
-}
-
-
-@pytest.mark.parametrize("name", POOLED)
-def test_what_was_pooled_into_channels_or_slots_is_no_sequence_of_tokens(name):
+@pytest.mark.parametrize("has_softmax", [False, True])
+def test_what_was_pooled_into_channels_is_no_sequence_of_tokens(has_softmax):
     """Its sum is a frozen factor, so that a path gets longer where tokens are pooled, and not once more."""
-    build, num_paths = POOLED[name]
-    tape = record(drawn(build()), x=states())
-    assert tape.paths().by_length == num_paths
+    tape = record(drawn(Sequence(*(keys_pooled_by_channel(has_softmax) for _ in range(2)))), x=states())
+    assert tape.paths().by_length == TWO
     assert tape.sums().remainder < NO_PATH
 
 
@@ -783,8 +751,10 @@ DECAYED = {
 @pytest.mark.parametrize("name", DECAYED)
 def test_scores_times_decays_are_factors_whatever_their_sign(name, of_features):
     weights, are_heads = DECAYED[name]
-    calls = record(drawn(Sequence(Attention(by_kernel), DecayedScan(of_features, weights))), x=states()).reading.calls
-    assert [call.lead.heads for call in calls] == ([H, H] if are_heads else [H])
+    reading = record(drawn(Sequence(Attention(by_kernel), DecayedScan(of_features, weights))), x=states()).reading
+    assert [call.lead.heads for call in reading.calls] == ([H, H] if are_heads else [H])
+    why = "scores times exponentials, as the decays of a scan are"
+    assert [factor.why for factor in reading.factors] == ([] if are_heads else [why])
 
 
 def test_layers_of_the_same_code_that_are_read_differently_are_refused(monkeypatch):
