@@ -5,6 +5,7 @@ Shapes: B sequence, N query token, M key token, D width, H head, K head width, E
 """
 
 import pytest
+import rewrites
 import torch
 import torch.nn.functional as F
 from every_path import NO_PATH
@@ -20,6 +21,7 @@ from networks_of_others import (
     Sequence,
     by_kernel,
     drawn,
+    flattened,
     heads_of,
     joined,
     letters,
@@ -155,6 +157,21 @@ NO_HEADS = {
 @pytest.mark.parametrize("name", NO_HEADS)
 def test_a_sum_for_each_token_by_itself_is_no_attention(name):
     assert_every_path(NO_HEADS[name](), {"x": states()}, TWO)
+
+
+@pytest.mark.parametrize("groups", [4, 2])
+def test_torchs_kernel_among_channels_is_the_factor_that_its_formula_is(groups):
+    """As in XCiT, of four heads, of which so many groups share keys."""
+
+    def mix(x):
+        q, k = heads_of(x, 4).mT, heads_of(x, 4)[:, :groups].mT
+        return joined(by_kernel(q, k, k, None, enable_gqa=True).mT)
+
+    tape, _ = assert_same_paths(around(Of(mix)), rewrites.written_out(around(Of(mix))), states(), TWO)
+    factor = "factor, of torch.nn.functional.scaled_dot_product_attention"
+    assert [each.kind for each in tape.sums().frozen if "norm" not in each.kind] == [
+        "attention weights", factor, "attention weights",
+    ]  # fmt: skip
 
 
 class ChannelsOfAnImage(nn.Module):
@@ -359,11 +376,6 @@ def sorted_by_each_head(q, k, v):
     return torch.zeros_like(mixed).scatter(2, order, mixed)
 
 
-def flattened(q, k, v):
-    p = (q.flatten(0, 1) @ k.flatten(0, 1).mT).softmax(-1)
-    return (p @ v.flatten(0, 1)).view_as(q)
-
-
 class SharedKeys(nn.Module):
     """Four query heads side by side in the rows of P, for one key head."""
 
@@ -397,9 +409,9 @@ class DynamicConvolution(nn.Module):
 class Twice(nn.Module):
     """Two versions of each sequence in one batch."""
 
-    def __init__(self, mix):
+    def __init__(self):
         super().__init__()
-        self.body = Sequence(attention(mix))
+        self.body = Sequence(Attention(flattened))
 
     def forward(self, x):
         one, other = self.body(torch.cat([x, 2 * x])).chunk(2)
@@ -514,7 +526,7 @@ REFUSED = {
     "sorted by each head": (first(sorted_by_each_head), "reaches other windows in each head"),
     "heads among the queries": (lambda: drawn(Sequence(SharedKeys(False))), "are of one token"),
     "heads among the kernel's queries": (lambda: drawn(Sequence(SharedKeys(True))), "are of one token"),
-    "two versions, heads flattened": (lambda: drawn(Twice(flattened)), "not the heads of one sequence"),
+    "two versions, heads flattened": (lambda: drawn(Twice()), "not the heads of one sequence"),
     "one P for the values of several heads": (
         first(lambda q, k, v: (q[:, :1] @ k[:, :1].mT).softmax(-1) @ v),
         "these side by side",

@@ -154,7 +154,10 @@ def frozen_weights(seen: Seen, weights: Lazy, v: Tensor) -> Tag:
         groups = 1 if x.ndim < 3 else p.shape[-3] // x.shape[-3]
         return p @ (x if groups == 1 else x.repeat_interleave(groups, -3))
 
-    return through(seen, [v], mixed, reads=[p])
+    tag = through(seen, [v], mixed, reads=[p])
+    if tag.node is not None:
+        tag.node.frozen = f"factor, of {seen.call}"
+    return tag
 
 
 @rule("multi_head_attention_forward")
