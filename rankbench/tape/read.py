@@ -133,7 +133,11 @@ def _touch(plain: Plain) -> tuple[Touched, Plain]:
         return best
     try:  # the touch of one number misses what other numbers do, and may stand at one feature as at one token
         passes = _passes(plain, touched.way._replace(rows=True))
-    except (Changed, ConfigError):
+    except Changed:
+        return best
+    except ConfigError:
+        if any(map(touched.may_be_of_features, touched.calls)):
+            raise
         return best
     keys, of_rows = ({call.key for call in each.calls} for each in (touched, passes[0]))
     of_tokens = {call.key for call in touched.calls if not touched.may_be_of_features(call)}

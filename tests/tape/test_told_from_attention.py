@@ -509,7 +509,31 @@ def first(mix):
 
 
 NOT_COVERED = "is not covered, and may be attention"
+
+
+class GroupsByTorch(nn.Module):
+    """Attention among groups of features by torch's own module, with the tokens beside the sequences in one axis."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+
+    def forward(self, x):
+        groups = x.unflatten(-1, (-1, 4)).flatten(0, 1)
+        return self.attention(groups, groups, groups, need_weights=False)[0].reshape(x.shape)
+
+
+def in_front(layer):
+    return drawn(nn.Sequential(layer, Sequence(Attention(written_out))))
+
+
 REFUSED = {
+    "groups of features beside tokens": (lambda: around(GroupsByTorch()), "are of one token"),
+    "the same, in front": (lambda: in_front(GroupsByTorch()), "are of one token"),
+    "the same, by a softmax": (
+        lambda: in_front(Of(lambda x: of_groups(x.flatten(0, 1)).view_as(x))),
+        "has mixed all tokens",
+    ),
     "edges": (first(over_edges), "index_add comes before any sum"),
     "key by key": (first(key_by_key), "add comes before any sum"),
     "a sum by linear": (
