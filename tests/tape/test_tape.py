@@ -726,6 +726,20 @@ def test_the_tap_shows_weights_queries_keys_and_values(mix):
     close(x, out)
 
 
+def exponentials(scores):
+    powers = (scores - scores.amax(-1, keepdim=True)).exp()
+    return powers / powers.sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("softmax", [exponentials, lambda scores: scores.log_softmax(-1).exp()])
+def test_logits_are_those_from_which_the_largest_is_not_yet_taken(softmax):
+    found = []
+    for mix in (plain(), lambda q, k, v, _: softmax(q @ k.mT * (D // H) ** -0.5) @ v):
+        tap(layers_of(mix), lambda call: found.append(call.logits()), states())
+    for logits, wanted in zip(found[2:], found[:2], strict=True):
+        close(logits, wanted)
+
+
 def test_the_tap_of_torchs_own_attention():
     attention = drawn(nn.MultiheadAttention(D, H, batch_first=True))
     seen, x = [], states()
