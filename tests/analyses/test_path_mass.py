@@ -12,13 +12,14 @@ import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
+from drawn import normal
 from rows import pick
 from shipped import options_of
 
 from rankbench.analyses import path_mass, pruning
 from rankbench.analysing.runner import measure
 from rankbench.measures.attention_matrices import attention_metrics
-from rankbench.measures.frozen_network import FrozenNetwork, sums_by_last_head, sums_by_length
+from rankbench.measures.frozen_network import FrozenNetwork, sums_by_length
 from rankbench.measures.paths import all_paths, sums_of_groups
 from rankbench.model.network import run
 from rankbench.plots.path_mass import draw_path_mass
@@ -60,22 +61,6 @@ def loss_and_accuracy(outputs, targets):
 
 
 # --- mass -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("mlp", ["gate", "source"])
-@pytest.mark.parametrize("changes", STRUCTURES, ids=str)
-def test_sums_by_last_head_by_enumeration(make_subject, changes, mlp):
-    subject = make_subject(**changes)
-    outputs, _, paths = each_path(subject.network, subject.test.inputs, mlp)
-    got = sums_by_last_head(FrozenNetwork(subject.network, subject.test.inputs, mlp))
-    present_BN1 = (subject.test.inputs >= 0)[..., None]
-    lasts = [(0, 0), *itertools.product(range(1, LAYERS + 1), range(1, HEADS + 1))]
-    last_of_path = [
-        max(((layer, head) for layer, head in enumerate(path, 1) if head), default=(0, 0)) for path in paths
-    ]
-    for sum_BND, last in zip(got, lasts, strict=True):
-        wanted = outputs[[of_path == last for of_path in last_of_path]].sum(0)
-        torch.testing.assert_close(sum_BND * present_BN1, wanted, rtol=1e-10, atol=1e-11)
 
 
 @pytest.mark.parametrize("mlp", ["gate", "source"])
@@ -130,39 +115,54 @@ def test_ranks_of_heads_are_the_means_of_metrics(make_subject, changes, monkeypa
 # --- pruning --------------------------------------------------------------------------------------------------------
 
 
-def greedy_by_hand(outputs, bias, model, targets):
-    state, left, order = bias, list(range(len(outputs))), []
+def greedy_by_hand(parts, state, loss):
+    left, order = list(range(len(parts))), []
     while left:
-        losses = [loss_and_accuracy(model.read_out(state + outputs[path]), targets)[0] for path in left]
-        order.append(left.pop(int(np.argmin(losses))))
-        state = state + outputs[order[-1]]
+        order.append(left.pop(int(np.argmin([loss(state + parts[part]) for part in left]))))
+        state = state + parts[order[-1]]
     return order
 
 
-@pytest.mark.parametrize("mlp", ["gate", "source"])
+def last_head(path):
+    """The last layer with a head and that head, (0, 0) of the path without heads."""
+    return max(((layer, head) for layer, head in enumerate(path, 1) if head), default=(0, 0))
+
+
+LABELS = {"path": tuple, "last_head": last_head, "length": np.count_nonzero}
+PARTS = [("path", "gate"), ("path", "source"), ("last_head", "gate"), ("last_head", "source"), ("length", "gate")]
+
+
+@pytest.mark.parametrize(("parts", "mlp"), PARTS)
 @pytest.mark.parametrize("changes", STRUCTURES, ids=str)
-def test_every_number_of_pruning_by_hand(make_subject, changes, mlp, monkeypatch):
+def test_every_number_of_pruning_by_hand(make_subject, changes, parts, mlp, monkeypatch):
     subject = make_subject(**changes)
     monkeypatch.setattr(pruning, "NUMBERS_AT_A_TIME", 1000)  # several chunks of sequences and of paths
-    table = pruning.table(subject, options_of("pruning", mlp=mlp, selection_sequences=5, counts=9))
+    table = pruning.table(subject, options_of("pruning", parts=parts, mlp=mlp, selection_sequences=5, counts=9))
     model, chosen = subject.network, subject.train[:5]
-    outputs, bias, paths = each_path(model, chosen.inputs, mlp)
+
+    def sums_of_parts(inputs):
+        outputs, bias, paths = each_path(model, inputs, mlp)
+        labels = list(map(LABELS[parts], paths))
+        in_order = sorted(set(labels), key=labels.index if parts == "path" else None)
+        members = [[label == part for label in labels] for part in in_order]
+        lengths = [np.count_nonzero(paths[of_part], axis=1).mean() for of_part in members]
+        return torch.stack([outputs[of_part].sum(0) for of_part in members]), bias, np.array(lengths)
+
+    outputs, bias, lengths = sums_of_parts(chosen.inputs)
     norms = outputs.flatten(1).norm(dim=1)
-    orders = {
-        "greedy": greedy_by_hand(outputs, bias, model, chosen.targets),
-        "norm": np.argsort(-norms.numpy(), kind="stable"),
-    }
-    outputs, bias, _ = each_path(model, subject.test.inputs, mlp)
+    loss = lambda state: loss_and_accuracy(model.read_out(state), chosen.targets)[0]  # noqa: E731
+    orders = {"greedy": greedy_by_hand(outputs, bias, loss), "norm": np.argsort(-norms.numpy(), kind="stable")}
+    outputs, bias, _ = sums_of_parts(subject.test.inputs)
     for order, indices in orders.items():
         rows = pick(table, order=order)
-        assert rows.kept.iloc[0] == 0 and rows.kept.iloc[-1] == len(paths)
+        assert rows.kept.iloc[0] == 0 and rows.kept.iloc[-1] == len(outputs)
         for row in rows.to_dict("records"):
             kept = indices[: row["kept"]]
             wanted = loss_and_accuracy(model.read_out(outputs[kept].sum(0) + bias), subject.test.targets)
             assert (row["loss"], row["accuracy"]) == pytest.approx(wanted, rel=1e-9, abs=1e-11)
-            assert row["kept_share"] == pytest.approx(row["kept"] / len(paths), rel=1e-12)
+            assert row["kept_share"] == pytest.approx(row["kept"] / len(outputs), rel=1e-12)
             if row["kept"]:
-                assert row["path_length"] == pytest.approx((paths[kept] > 0).sum(1).mean(), rel=1e-12)
+                assert row["path_length"] == pytest.approx(lengths[kept].mean(), rel=1e-12)
 
 
 def test_every_order_begins_at_the_bias_and_ends_at_the_whole_network(make_subject):
@@ -177,16 +177,8 @@ def test_every_order_begins_at_the_bias_and_ends_at_the_whole_network(make_subje
 
 
 def test_greedy_for_regression_takes_the_best_of_the_squared_errors():
-    generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(6, 3, 2, 2, generator=generator, dtype=torch.float64)
-    bias = torch.randn(3, 2, 2, generator=generator, dtype=torch.float64)
-    targets = torch.randn(3, 2, 2, generator=generator, dtype=torch.float64)
-    state, left, wanted = bias, list(range(6)), []
-    while left:
-        best = min(left, key=lambda path: ((state + logits[path] - targets) ** 2).mean().item())
-        wanted.append(best)
-        left.remove(best)
-        state = state + logits[best]
+    logits, (bias, targets) = normal(0, 6, 3, 2, 2), normal(1, 2, 3, 2, 2)
+    wanted = greedy_by_hand(logits, bias, lambda state: F.mse_loss(state, targets).item())
     assert pruning.greedy_order(logits.clone(), bias, targets, lambda sums: sums).tolist() == wanted
 
 
