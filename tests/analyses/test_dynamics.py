@@ -1,5 +1,8 @@
 """Rank, entropy and constants over training steps: what training writes, resumed or not, and its analysis."""
 
+import dataclasses
+import functools
+import math
 from unittest.mock import Mock
 
 import numpy as np
@@ -7,18 +10,17 @@ import pandas as pd
 import pytest
 import scipy.special
 import torch
-from breadth import some
-from by_hand import bound_by_hand
+from by_hand import CONTRACTIVE, TIED, bound_by_hand, maps_by_hand
 from interrupted import during_step
+from refusals import refusal
 
 from rankbench.analyses import ANALYSES
 from rankbench.analysing.runner import options_of
 from rankbench.analysing.subjects import subjects_of_run
 from rankbench.commands.compose import compose
-from rankbench.config.keys import ConfigError
 from rankbench.measures.attention_matrices import ATTENTION_FLOORS, ATTENTION_METRICS, attention_metrics
 from rankbench.measures.by_layer import metrics_by_layer
-from rankbench.measures.lipschitz_of_networks import HEAD_METRICS, LIPSCHITZ_METRICS
+from rankbench.measures.lipschitz_of_networks import HEAD_METRICS, LIPSCHITZ_METRICS, constants_by_layer
 from rankbench.measures.states import STATE_FLOORS, STATE_METRICS
 from rankbench.model import initial_model
 from rankbench.runs.machine import Machine
@@ -31,6 +33,7 @@ from rankbench.training.loop import train
 TINY = ["model.layers=2", "model.width=8", "task.length=4", "task.train_size=20", "task.test_size=6", "replicas=2"]
 TINY += ["precision=fp64", "trainer.steps=7", "trainer.eval_every=7", "trainer.dynamics_every=3"]
 TINY += ["trainer.dynamics_sequences=4", "trainer.checkpoint_every=2", "analysis=[dynamics]"]
+TINY += ["model.attention=l2", "model.tied_qk=true"]  # whose constants are finite
 
 
 def config(*words):
@@ -64,51 +67,41 @@ def test_its_numbers_are_those_of_the_network_at_that_step(trained, step):
         model = initial_model(cfg.model, task, index).double() if step == 0 else subject.network
         written = table[(table.step == step) & (table.seed == index)].reset_index(drop=True)
         generator = generator_for(index, "rounding", step)
+        constants = constants_by_layer(model, 4)
         for row, (where, values) in enumerate(metrics_by_layer(model, subject.test.inputs[:4], generator)):
             assert written.layer[row] == where["layer"] and written.sublayer[row] == where["sublayer"]
+            for name, value in constants.get(tuple(where.values()), {}).items():
+                assert written[name][row] == pytest.approx(value, rel=1e-12) and np.isfinite(value)
             for name, value_B in values.items():
                 if name in written:  # the same operations on the same float64 numbers
                     wanted = value_B.double().mean().item()
                     assert written[name][row] == pytest.approx(wanted, rel=1e-12, abs=1e-15, nan_ok=True)
 
 
-@pytest.mark.parametrize(
-    "attention", some([["dot"], ["l2"], ["l2", "model.tied_qk=true"], ["contractive_l2", "model.tied_qk=true"]], 3)
-)
-def test_the_constants_are_those_of_the_weights(tmp_path, attention):
-    """Against whole matrices by numpy and the formula of Theorem 3.2 with loops over heads."""
-    kind, *tied = attention
-    words = [f"model.attention={kind}", *tied, *(["model.contraction=0.8"] if kind == "contractive_l2" else [])]
-    run = Run(tmp_path / "run")
-    train(config(*words, "analysis=[]"), run)
-    table = pd.read_csv(run.folder / "layers.csv")
-    last = table[table.step == 7].set_index(["seed", "layer", "sublayer"])
-    for subject in subjects_of_run(run, Machine.prepare(config(*words, "analysis=[]"))):
-        for number, block in enumerate(subject.network.blocks, 1):
-            w = [x.detach().double().numpy() for x in block.attention.maps_as_applied()[:4]]
-            rows = last.loc[subject.seed, number, "weights"]
-            scale = w[0].shape[-1] ** -0.5
-            for head, (w_q, w_k, w_v, w_o) in enumerate(zip(*w, strict=True)):
-                # -||q - k||^2 has the product of q and k twice; float64, some tens of operations
-                of_scores = (1 if kind == "dot" else 2) * scale
-                assert rows.qk_norm.iloc[head] == pytest.approx(of_scores * np.linalg.norm(w_q @ w_k.T, 2), rel=1e-12)
-                assert rows.vo_norm.iloc[head] == pytest.approx(np.linalg.norm(w_v @ w_o, 2), rel=1e-12)
-            bound = last.loc[(subject.seed, number, "attention")]
-            if kind == "contractive_l2":
-                assert bound.lipschitz_inf.item() == pytest.approx(0.8, rel=1e-12)
-            elif not tied:
-                assert np.isinf([bound.lipschitz_inf.item(), bound.lipschitz_2.item()]).all()
-            else:
-                tokens, maps = subject.test.inputs.shape[1], block.attention.maps()
-                w_q, w_v = (x.detach().double().numpy() for x in (maps.w_q_HDK, maps.w_v_HDK))
-                out = maps.w_o_HKD.detach().double().numpy()
-                inf = bound_by_hand(block.attention, subject.network.cfg, tokens)
-                assert bound.lipschitz_inf.item() == pytest.approx(inf, rel=1e-12)
-                phi = scipy.special.lambertw((tokens - 1) / np.e).real
-                two = np.sqrt(tokens) * (4 * phi + 1) * scale * np.linalg.norm(np.concatenate(out), 2)
-                norms = ([np.linalg.norm(w, 2) for w in maps] for maps in (w_q, w_v))
-                two *= np.sqrt(sum(q**4 * v**2 for q, v in zip(*norms, strict=True)))
-                assert bound.lipschitz_2.item() == pytest.approx(two, rel=1e-12)
+@pytest.mark.parametrize("changes", [{}, {"attention": "l2"}, TIED, {**CONTRACTIVE, "contraction": 0.8}], ids=str)
+def test_the_constants_are_those_of_the_weights(random_network, changes):
+    """Against whole matrices by numpy and the formula of Theorem 3.2 with loops over heads; float64, some tens of
+    operations."""
+    network, _ = random_network(1, 0, **changes)
+    constants, norm = constants_by_layer(network, 4), functools.partial(np.linalg.norm, ord=2)
+    for layer, attention in enumerate(network.attentions, 1):
+        root, maps = math.sqrt(attention.head_width), (x.numpy() for x in attention.maps_as_applied()[:4])
+        for head, (w_q, w_k, w_v, w_o) in enumerate(zip(*maps, strict=True), 1):
+            of_scores = (2 if attention.is_l2 else 1) / root  # -||q - k||^2 has the product of q and k twice
+            wanted = {"qk_norm": of_scores * norm(w_q @ w_k.T), "vo_norm": norm(w_v @ w_o)}
+            assert constants[layer, "weights", head] == pytest.approx(wanted, rel=1e-12)
+        bounds = constants[layer, "attention", None]
+        if changes.get("attention") == "contractive_l2":
+            assert bounds["lipschitz_inf"] == pytest.approx(0.8, rel=1e-12)
+        elif not attention.tied_qk:
+            assert bounds == {"lipschitz_inf": math.inf, "lipschitz_2": math.inf}
+        else:
+            by_head = [maps_by_hand(attention, head) for head in range(attention.heads)]
+            of_values = math.hypot(*(norm(w_q) ** 2 * norm(w_v) for w_q, _, w_v, *_ in by_head))
+            phi = scipy.special.lambertw(3 / np.e).real
+            two = math.sqrt(4) * (4 * phi + 1) / root * norm(attention.out.weight.numpy()) * of_values
+            wanted = {"lipschitz_inf": bound_by_hand(attention, network.cfg, 4), "lipschitz_2": two}
+            assert bounds == pytest.approx(wanted, rel=1e-12)
 
 
 def test_a_stopped_run_writes_what_an_unstopped_one_writes(trained, tmp_path, monkeypatch):
@@ -122,7 +115,7 @@ def test_a_stopped_run_writes_what_an_unstopped_one_writes(trained, tmp_path, mo
 
 
 def test_without_it_nothing_is_written(tmp_path):
-    train(compose("train", *TINY[:-1], "trainer.dynamics_every=null"), Run(tmp_path / "run"))
+    train(config("trainer.dynamics_every=null", "analysis=[]"), Run(tmp_path / "run"))
     assert not (tmp_path / "run" / "layers.csv").exists()
 
 
@@ -230,12 +223,12 @@ def test_metrics_of_a_residual_that_rounding_explains_are_marked():
 
 def test_what_the_run_has_not_recorded_is_refused(trained):
     (subject, _) = subjects_of_run(trained, Machine.prepare(config()))
-    old = subject.__class__(**{**vars(subject), "history": subject.history.drop(columns="qk_norm")})
-    with pytest.raises(ConfigError, match=r"layers\.csv has no qk_norm; train it again, or name others"):
-        ANALYSES["dynamics"].table(old, options_of(config("analysis.dynamics.metrics=[qk_norm]"))["dynamics"])
-    fresh = subject.__class__(**{**vars(subject), "history": None})
-    with pytest.raises(ConfigError, match=r"has no layers\.csv; train it with trainer\.dynamics_every=<steps>"):
-        ANALYSES["dynamics"].table(fresh, options_of(config())["dynamics"])
+    options = options_of(config("analysis.dynamics.metrics=[qk_norm]"))["dynamics"]
+    for history, message in (
+        (subject.history.drop(columns="qk_norm"), "layers.csv has no qk_norm; train it again, or name others"),
+        (None, "has no layers.csv; train it with trainer.dynamics_every=<steps>"),
+    ):
+        assert message in refusal(ANALYSES["dynamics"].table, dataclasses.replace(subject, history=history), options)
 
 
 def test_an_eigenvalue_solver_that_gives_up_leaves_nan_for_that_matrix_alone(monkeypatch):
