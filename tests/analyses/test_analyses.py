@@ -80,31 +80,17 @@ def assert_scores(row, wanted):
         assert row[column] == pytest.approx(value, **EXACT), column
 
 
-def test_the_columns_begin_with_who_and_where(make_subject):
+def test_there_is_one_row_for_each_sum(make_subject):
     subject = make_subject()
     table = with_who(paths.table(subject, paths_options()), **subject.who)
     wanted = "run task model seed scheme selection path_length subset_size repeat accuracy loss relative_residual "
     wanted += "norm_share num_paths remainder"
     assert list(table)[:15] == wanted.split()
-    assert (table.run == "a run").all() and (table.task == "sorting").all() and (table.model == "small").all()
-    assert (table.seed == 3).all()
-    assert {"path_share", "readout", "bias_norm_share", "whole_accuracy"} <= set(table)
-
-
-def test_there_is_one_row_for_each_sum(make_subject):
-    table = paths.table(make_subject(), paths_options())
-    keys = [
-        tuple(key) for key in table[["scheme", "selection", "path_length", "subset_size", "repeat"]].fillna(-1).values
-    ]
-    wanted = [
-        row
-        for scheme in ("frozen", "recomputed")
-        for row in [
-            *((scheme, "all", length, -1, -1) for length in range(4)),
-            *((scheme, "sampled", *axes) for axes in itertools.product(range(4), (2, 5), range(3))),
-        ]
-    ]
-    assert keys == wanted
+    sums = [("all", length, -1, -1) for length in range(4)]
+    sums += [("sampled", *axes) for axes in itertools.product(range(4), (2, 5), range(3))]
+    keys = table.iloc[:, :9].fillna(-1).itertuples(index=False, name=None)
+    who = ("a run", "sorting", "small", 3)
+    assert list(keys) == [(*who, scheme, *axes) for scheme in ("frozen", "recomputed") for axes in sums]
 
 
 STRUCTURES = [
@@ -178,7 +164,9 @@ def test_rows_of_sampled_paths_by_hand(make_subject, seen, replacement):
     subject = make_subject()
     options = paths_options(replacement=replacement, mlp="source", recomputed_mlp=True, max_paths=1)
     table = pick(paths.table(subject, options), selection="sampled")
-    assert len(seen) == 2
+    (_, frozen, _), (_, recomputed, _) = seen
+    assert all(np.array_equal(paths_PL, other) for paths_PL, other in zip(frozen, recomputed, strict=True))
+    assert not np.array_equal(frozen[-1], frozen[-2])  # repeats are drawn anew
     for (network, groups, sums), scheme in zip(seen, ("frozen", "recomputed"), strict=True):
         _, mlps = network.layers[0]  # of which both options keep the MLP
         (mlp,) = mlps if scheme == "frozen" else [mlps]
@@ -195,13 +183,6 @@ def test_rows_of_sampled_paths_by_hand(make_subject, seen, replacement):
         assert rows[["norm_share", "remainder"]].isna().all(axis=None)
 
 
-def test_both_schemes_are_compared_on_the_same_subsets(make_subject, seen):
-    paths.table(make_subject(), paths_options(max_paths=1))
-    (_, frozen, _), (_, recomputed, _) = seen
-    assert all(np.array_equal(paths_PL, other) for paths_PL, other in zip(frozen, recomputed, strict=True))
-    assert not np.array_equal(frozen[-1], frozen[-2])  # repeats are drawn anew
-
-
 def test_subsets_are_a_function_of_the_seed(make_subject, seen):
     for seed in (3, 3, 4):
         paths.table(make_subject(seed), paths_options(schemes=["frozen"]))
@@ -210,23 +191,22 @@ def test_subsets_are_a_function_of_the_seed(make_subject, seen):
     assert not all(np.array_equal(*pair) for pair in zip(first, other, strict=True))
 
 
-@pytest.mark.further
 def test_the_trained_model_is_the_one_that_is_taken_apart(make_subject):
     subject, other = make_subject(), make_subject(4)
-    again = dataclasses.replace(subject, networks={**subject.networks, "initialised": other.networks["initialised"]})
-    pd.testing.assert_frame_equal(paths.table(subject, paths_options()), paths.table(again, paths_options()))
-    swapped = dataclasses.replace(subject, networks={"initialised": subject.networks["trained"]})
-    pd.testing.assert_frame_equal(paths.table(subject, paths_options()), paths.table(swapped, paths_options()))
-    trained = dataclasses.replace(subject, networks={**subject.networks, "trained": other.networks["trained"]})
-    assert not np.allclose(paths.table(subject, paths_options()).loss, paths.table(trained, paths_options()).loss)
+
+    def table_of(**networks):
+        return paths.table(dataclasses.replace(subject, networks=networks), paths_options(repeats=1, max_paths=1))
+
+    table = table_of(**subject.networks)
+    pd.testing.assert_frame_equal(table_of(**subject.networks | {"initialised": other.networks["initialised"]}), table)
+    pd.testing.assert_frame_equal(table_of(initialised=subject.networks["trained"]), table)
+    assert not np.allclose(table_of(**subject.networks | {"trained": other.networks["trained"]}).loss, table.loss)
 
 
-@pytest.mark.parametrize("sequences", [None, 5])
-def test_baselines_by_hand(make_subject, sequences):
+def test_baselines_by_hand(make_subject):
     subject = make_subject()
-    table = paths.table(subject, paths_options(sequences=sequences))
-    inputs, targets = subject.test.inputs[:sequences], subject.test.targets[:sequences].tolist()
-    logits = subject.network(inputs).tolist()
+    table = paths.table(subject, paths_options())
+    logits, targets = subject.network(subject.test.inputs).tolist(), subject.test.targets.tolist()
     tokens = [(b, n) for b in range(len(targets)) for n in range(4)]
     right = [max(range(3), key=lambda c, z=logits[b][n]: z[c]) == targets[b][n] for b, n in tokens]
     losses = [math.log(sum(map(math.exp, logits[b][n]))) - logits[b][n][targets[b][n]] for b, n in tokens]
@@ -367,23 +347,12 @@ def test_residual_has_a_row_for_each_place(make_subject):
     table = with_who(residual.table(subject, residual_options("full", "no_mlp")), **subject.who)
     wanted = "run task model seed weights variant view layer sublayer head"
     assert list(table)[:10] == wanted.split()
+    of_layer = [("weights", 1), ("weights", 2), ("attention", 0), ("mlp", 0)]
+    places = [(0, "input", 0), *((layer, *place) for layer, place in itertools.product((1, 2, 3), of_layer))]
     expected = [
-        (weights, variant, *position)
-        for weights in ("trained", "initialised")
-        for variant in ("full", "no_mlp")
-        for position in [
-            (0, "input", 0),
-            *(
-                row
-                for layer in (1, 2, 3)
-                for row in [
-                    (layer, "weights", 1),
-                    (layer, "weights", 2),
-                    (layer, "attention", 0),
-                    *([(layer, "mlp", 0)] if variant == "full" else []),
-                ]
-            ),
-        ]
+        (weights, variant, *place)
+        for weights, variant, place in itertools.product(("trained", "initialised"), ("full", "no_mlp"), places)
+        if variant == "full" or place[1] != "mlp"
     ]
     got = table[["weights", "variant", "layer", "sublayer", "head"]].fillna({"head": 0})
     assert list(got.itertuples(index=False, name=None)) == expected

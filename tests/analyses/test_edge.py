@@ -6,7 +6,6 @@ import functools
 import math
 import re
 
-import pandas as pd
 import pytest
 import torch
 from breadth import some
@@ -39,39 +38,6 @@ def subject(cfg, tmp_path_factory):
     train(dataclasses.replace(cfg, analysis={}), run)
     (subject,) = subjects_of_run(run, Machine.prepare(compose("analyze", "precision=fp64")))
     return dataclasses.replace(subject, networks={"trained": subject.network})
-
-
-@pytest.fixture
-def zero(subject):
-    """The subject with weights that are all zero, which are put back."""
-    model = subject.network
-    before = [parameter.detach().clone() for parameter in model.parameters()]
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.zero_()
-        yield subject
-        for parameter, value in zip(model.parameters(), before, strict=True):
-            parameter.copy_(value)
-
-
-@pytest.mark.further
-@pytest.mark.parametrize("name", some((name for name in ANALYSES if name not in APART), 2))
-@pytest.mark.usefixtures("unpainted")
-def test_a_network_of_zeros_is_measured_and_drawn(cfg, zero, tmp_path, name):
-    """What is a ratio to its output is undefined, and an empty cell."""
-    table = ANALYSES[name].table(zero, options_of(cfg)[name]).assign(**zero.who)
-    assert len(table)
-    for column in ("relative_residual", "norm_share", "mass", "share", "cosine"):
-        if column in table:
-            assert table[column].isna().all(), column
-    assert isinstance(ANALYSES[name].digest(table), str)
-    draw({name: [Page(table, None, "")]}, tmp_path, None, (".png",))
-
-
-@pytest.mark.further
-def test_the_sums_of_a_network_of_zeros_miss_nothing(cfg, zero):
-    table = ANALYSES["spectrum"].table(zero, options_of(cfg)["spectrum"])
-    assert isinstance(table, pd.DataFrame) and (table.remainder == 0).all()
 
 
 def fresh(*words):
@@ -131,8 +97,8 @@ def changed(model, edge):
     """Weights at an edge, in place."""
     with torch.no_grad():
         for parameter in model.parameters():
-            if edge == "constant":
-                parameter.fill_(0.1)
+            if edge in ("zeros", "constant"):
+                parameter.fill_({"zeros": 0.0, "constant": 0.1}[edge])
             elif edge == "rank one" and parameter.dim() == 2:
                 u, s, vh = torch.linalg.svd(parameter, full_matrices=False)
                 parameter.copy_(s[0] * u[:, :1] @ vh[:1])
@@ -140,11 +106,12 @@ def changed(model, edge):
                 parameter.mul_(float(edge))
 
 
-@pytest.mark.parametrize("edge", some(["rank one", "constant", "1e30", "1e-30", "one token"], 2))
-@pytest.mark.parametrize("name", [name for name in ANALYSES if name not in (*APART, "pruning")])
+@pytest.mark.parametrize("edge", ["zeros", *some(["rank one", "constant", "1e30", "1e-30", "one token"], 2)])
+@pytest.mark.parametrize("name", [name for name in ANALYSES if name not in APART])
 @pytest.mark.filterwarnings("error:.*divide:RuntimeWarning", "ignore:An input array is constant")
 @pytest.mark.usefixtures("unpainted", "rounded_once_here")
 def test_an_edge_is_measured_and_drawn_or_refused_in_a_line(name, edge, tmp_path):
+    """What is a ratio to an output of zeros is undefined, and an empty cell; no sum misses any of it."""
     task = "linear_regression" if edge == "one token" else "sorting"
     words = TASK_WORDS[task]
     if edge == "one token":
@@ -160,6 +127,10 @@ def test_an_edge_is_measured_and_drawn_or_refused_in_a_line(name, edge, tmp_path
         assert edge == "1e30" and re.search("is not finite|overflow", str(error))
         return
     assert len(table) and isinstance(ANALYSES[name].digest(table), str)
+    if edge == "zeros":
+        for column in {"relative_residual", "norm_share", "mass", "share", "cosine"} & set(table):
+            assert table[column].isna().all(), column
+        assert name != "spectrum" or (table.remainder == 0).all()
     draw({name: [Page(table, None, "")]}, tmp_path, None, (".png",))
 
 

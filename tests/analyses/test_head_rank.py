@@ -55,23 +55,17 @@ def network():
 
 
 @pytest.mark.parametrize("changes", KINDS, ids=str)
-def test_attention_is_that_by_hand(network, changes):
-    model = network(**changes)
-    x_BND = normal(1, 2, 5, model.cfg.width)
+def test_attention_is_that_by_hand_and_the_network_the_sum_of_its_paths(network, changes):
+    model, inputs = network(**changes), normal(2, 3, 5, 4)
+    x_BND, groups = normal(1, 2, 5, model.cfg.width), [all_paths(2, model.cfg.heads, length) for length in range(3)]
     for attention in model.attentions:
         wanted = attention_by_hand(attention, model.cfg, x_BND)
         torch.testing.assert_close(attention(x_BND), wanted, rtol=0, atol=ROUNDING)
-
-
-@pytest.mark.parametrize("mlp", ["gate", "source"])
-@pytest.mark.parametrize("changes", KINDS, ids=str)
-def test_any_of_them_is_the_sum_of_its_paths(network, changes, mlp):
-    model, inputs = network(**changes), normal(2, 3, 5, 4)
-    sums = sums_by_length(model, inputs, mlp)
-    assert sums.remainder().max() < ROUNDING
-    groups = [all_paths(2, model.cfg.heads, length) for length in range(3)]
-    one_by_one = sums_of_groups(FrozenNetwork(model, inputs, mlp), groups)
-    torch.testing.assert_close(sums.by_length_KBND, one_by_one, rtol=ROUNDING, atol=ROUNDING)
+    for mlp in ("gate", "source"):
+        sums = sums_by_length(model, inputs, mlp)
+        assert sums.remainder().max() < ROUNDING
+        one_by_one = sums_of_groups(FrozenNetwork(model, inputs, mlp), groups)
+        torch.testing.assert_close(sums.by_length_KBND, one_by_one, rtol=ROUNDING, atol=ROUNDING)
 
 
 def test_the_l2norm_divides_by_the_length(network):

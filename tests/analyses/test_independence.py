@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
+from drawn import normal
 from rows import pick
 from shipped import options_of
 
@@ -72,16 +73,6 @@ def test_a_joint_recomputed_network_of_one_path_is_that_path_and_of_two_it_is_no
     torch.testing.assert_close(joint_network(network, [[2], [0], [1, 2]]), both)  # they part at the end alone
     late = sums_of_groups(network, [np.array(list(itertools.product([0, 2], [0], [1])))])[0]
     assert (joint_network(network, [[0, 2], [0], [1]]) - late).abs().max() > 0.1
-
-
-def test_recomputed_paths_add_up_where_attention_is_constant_and_nothing_normalises(make_subject):
-    subject = make_subject(norm="none", bias=False, layers=3)
-    for block in subject.network.blocks:
-        block.attention.qkv.weight[:8] = 0  # no queries, no keys: uniform attention
-    network = RecomputedNetwork(subject.network, subject.test.inputs)
-    choices = [[0, 2], [1, 2], [0, 1]]
-    paths = np.array(list(itertools.product(*choices)))
-    torch.testing.assert_close(joint_network(network, choices), sums_of_groups(network, [paths])[0])
 
 
 def test_an_interaction_that_is_rounding_is_marked(make_subject):
@@ -228,26 +219,26 @@ def test_interactions_by_hand(make_subject):
 
 
 def hessian_of_all(model, batch):
-    """The loss' Hessian by all attention parameters but b_O, flat, and which head each entry belongs to."""
-    names = [name for name, _ in model.named_parameters() if "qkv" in name or name.endswith("attention.out.weight")]
-    parameters = {name: dict(model.named_parameters())[name] for name in names}
-    shapes = [parameters[name].shape for name in names]
+    """The loss' Hessian by all attention parameters but b_O, flat, which head each entry belongs to, and the
+    parameters."""
+    named = dict(model.named_parameters())
+    parameters = {name: named[name] for name in named if "qkv" in name or name.endswith("attention.out.weight")}
 
     def loss(flat):
-        parts = flat.split([shape.numel() for shape in shapes])
-        given = {name: part.view(shape) for name, part, shape in zip(names, parts, shapes, strict=True)}
+        parts = flat.split([x.numel() for x in parameters.values()])
+        given = {name: part.view_as(parameters[name]) for name, part in zip(parameters, parts, strict=True)}
         outputs = torch.func.functional_call(model, given, (batch.inputs,))
         return F.cross_entropy(outputs.flatten(0, 1), batch.targets.flatten(), ignore_index=-1)
 
-    flat = torch.cat([parameters[name].flatten() for name in names])
+    flat = torch.cat([x.flatten() for x in parameters.values()])
     width, heads = model.blocks[0].attention.head_width, model.cfg.heads
     owner = []
-    for name, shape in zip(names, shapes, strict=True):
+    for name, x in parameters.items():
         layer = int(name.split(".")[1])
-        for index in itertools.product(*map(range, shape)):
+        for index in itertools.product(*map(range, x.shape)):
             column = index[1] if name.endswith("attention.out.weight") else index[0]
             owner.append(layer * heads + column // width % heads)
-    return torch.autograd.functional.hessian(loss, flat), np.array(owner)
+    return torch.autograd.functional.hessian(loss, flat), np.array(owner), parameters
 
 
 @pytest.mark.further
@@ -263,7 +254,7 @@ def hessian_of_all(model, batch):
 def test_cross_gradients_against_the_whole_hessian(make_subject, changes):
     subject = make_subject(**changes)
     batch = subject.test[:6]
-    hessian, owner = hessian_of_all(subject.network, batch)
+    hessian, owner, _ = hessian_of_all(subject.network, batch)
     wanted = np.array([[hessian[owner == a][:, owner == b].norm().item() for b in range(4)] for a in range(4)])
     generator = torch.Generator().manual_seed(0)
     rounding = torch.Generator().manual_seed(1)
@@ -278,17 +269,15 @@ def test_cross_gradients_against_the_whole_hessian(make_subject, changes):
 def test_a_product_with_the_hessian_is_exact_and_the_same_in_chunks(make_subject, monkeypatch):
     subject = make_subject(padded=True)
     batch = subject.test[:7]
-    hessian, _ = hessian_of_all(subject.network, batch)
-    named = dict(subject.network.named_parameters())
-    names = [name for name in named if "qkv" in name or name.endswith("attention.out.weight")]
-    parameters = {name: named[name] for name in names}
-    generator = torch.Generator().manual_seed(1)
-    direction = {name: torch.randn(p.shape, generator=generator, dtype=torch.float64) for name, p in parameters.items()}
-    wanted = hessian @ torch.cat([direction[name].flatten() for name in names])
+    hessian, _, parameters = hessian_of_all(subject.network, batch)
+    direction = {name: normal(number, *x.shape) for number, (name, x) in enumerate(parameters.items())}
+    wanted = hessian @ torch.cat([x.flatten() for x in direction.values()])
     for at_a_time in (100, 3):
         monkeypatch.setattr(cross_gradients, "SEQUENCES_AT_A_TIME", at_a_time)
         got = cross_gradients.hessian_product(subject.network, batch, parameters, direction)
-        torch.testing.assert_close(torch.cat([got[name].flatten() for name in names]), wanted, rtol=1e-9, atol=1e-11)
+        torch.testing.assert_close(
+            torch.cat([got[name].flatten() for name in parameters]), wanted, rtol=1e-9, atol=1e-11
+        )
 
 
 @pytest.mark.further

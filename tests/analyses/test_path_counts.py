@@ -36,14 +36,12 @@ def test_every_row_of_the_nine_architectures_by_integers(fig5, tmp_path):
         assert (rows.layers == layers).all() and (rows.heads == heads).all()
         assert rows.path_length.tolist() == list(range(layers + 1))
         below = 0
-        for length, log10_count, share, cumulative in zip(
-            rows.path_length, rows.log10_count, rows.share, rows.cumulative_share, strict=True
-        ):
-            count = math.comb(layers, length) * heads**length
+        for row in rows.itertuples():
+            count = math.comb(layers, row.path_length) * heads**row.path_length
             below += count
-            assert log10_count == math.log10(count)
-            assert share == count / (heads + 1) ** layers  # Python divides integers exactly, then rounds once
-            assert cumulative == below / (heads + 1) ** layers
+            assert row.log10_count == math.log10(count)
+            assert row.share == count / (heads + 1) ** layers  # Python divides integers exactly, then rounds once
+            assert row.cumulative_share == below / (heads + 1) ** layers
 
 
 def test_the_known_sizes_are_the_published_ones():
