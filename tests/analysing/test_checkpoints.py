@@ -22,9 +22,8 @@ from rankbench.analysing.checkpoint_inputs import inputs_of
 from rankbench.analysing.modules import foreign_subjects
 from rankbench.commands.compose import compose
 from rankbench.config.keys import ConfigError
-from rankbench.measures.attention_matrices import ATTENTION_METRICS
-from rankbench.measures.frozen_network import FrozenNetwork
-from rankbench.measures.paths import all_paths, sums_of_groups
+from rankbench.measures.attention_matrices import attention_metrics
+from rankbench.measures.frozen_network import sums_by_length
 from rankbench.model.pretrained import load_checkpoint
 from rankbench.runs.machine import Machine
 from rankbench.runs.tables import last_of_layer
@@ -175,31 +174,22 @@ def test_attention_is_the_librarys_of_the_queries_that_count(folder, of_bert):
     model, batch = library(folder, "bert", transformers.AutoModelForMaskedLM)
     weights = model(**batch, output_attentions=True).attentions
     for layer, p_BHNM in enumerate(weights, start=1):
-        expected = {"first_weight": [], "own_weight": []} | {name: [] for name in ATTENTION_METRICS}
-        for p_HNM, ids_N in zip(p_BHNM.detach().numpy(), batch["input_ids"].numpy(), strict=True):
-            (present,) = np.nonzero(ids_N)
-            counted = present[~np.isin(ids_N[present], left_out)]
+        of_texts = []
+        for p_HNM, ids_N in zip(p_BHNM.detach(), batch["input_ids"], strict=True):
+            present = ids_N.nonzero()[:, 0]
+            counted = present[~torch.isin(ids_N[present], torch.tensor(left_out))]
             rows_HNM = p_HNM[:, counted][..., present]
-            expected["first_weight"].append(rows_HNM[..., 0].mean(-1))
-            expected["own_weight"].append(p_HNM[:, counted, counted].mean(-1))
-            entropies = -(rows_HNM * np.log(rows_HNM)).sum(-1) / np.log(len(present))
-            expected["attention_entropy"].append(entropies.mean(-1))
-            second = [sorted(abs(np.linalg.eigvals(p[present][:, present])))[-2] for p in p_HNM]
-            expected["attention_gap_eigenvalue"].append(1 - np.array(second))
-            singular_HS = np.linalg.svd(rows_HNM, compute_uv=False)
-            expected["attention_stable_rank"].append((singular_HS**2).sum(-1) / singular_HS[:, 0] ** 2)
-            shares_HS = singular_HS / singular_HS.sum(-1, keepdims=True)
-            expected["attention_effective_rank"].append(np.exp(-(shares_HS * np.log(shares_HS)).sum(-1)))
-            expected["attention_gap_singular"].append(singular_HS[:, 0] - singular_HS[:, 1])
-            relative = [relative_residual(p_NM) for p_NM in rows_HNM]
-            expected["attention_relative_residual"].append(relative)
+            of_all, of_counted = (attention_metrics(p[None]) for p in (p_HNM[:, present][..., present], rows_HNM))
+            of_counted["attention_gap_eigenvalue"] = of_all["attention_gap_eigenvalue"]
+            own = {"first_weight": rows_HNM[..., 0].mean(-1), "own_weight": p_HNM[:, counted, counted].mean(-1)}
+            of_texts.append(own | {name: value_BH[0] for name, value_BH in of_counted.items()})
+        expected = {name: torch.stack([of_text[name] for of_text in of_texts]).mean(0) for name in of_texts[0]}
         of_trained = (table[table.weights == "trained"] for table in (heads, of_weights))
         for table in (*of_trained, parts):
             rows = table[table.layer == layer]
             assert len(rows) == 2
             for name in expected.keys() & set(table):
-                wanted = pytest.approx(np.mean(expected[name], axis=0), rel=1e-5)
-                assert rows[name].to_numpy() == wanted, name
+                assert rows[name].to_numpy() == pytest.approx(expected[name].numpy(), rel=1e-5), name
 
 
 @pytest.mark.further
@@ -319,11 +309,6 @@ def test_heads_and_counts_are_those_of_the_weights(folder):
     assert set(tables["histograms"].layer) == set(tables["invertibility"].layer) == {1, 2}
 
 
-def last_heads(paths_PL):
-    """Of each path its last layer with a head and that head, (0, 0) for the path without heads."""
-    return [max(((layer, head) for layer, head in enumerate(path, 1) if head), default=(0, 0)) for path in paths_PL]
-
-
 @pytest.mark.parametrize(
     "name, words, level",
     [
@@ -351,53 +336,40 @@ def test_the_share_of_unknown_tokens_is_told(folder, tmp_path, caplog, name, wor
     assert [at for at, _ in told] == ([] if level is None else [level]) and all(share in line for _, line in told)
 
 
-@pytest.mark.parametrize("parts", some(["path", "last_head", "length"], 2))
 @pytest.mark.parametrize("name, masked", some([("bert", 0.5), ("gpt2", 0)], 2))
-def test_pruning_by_the_librarys_head_and_every_path(folder, tmp_path, name, masked, parts, monkeypatch):
-    """The halves of the texts, the parts, their orders and the losses of what is kept, by enumeration."""
+def test_pruning_by_the_librarys_head(folder, tmp_path, name, masked, monkeypatch):
+    """The halves of the texts, the orders of the lengths, and the losses of what is kept."""
     monkeypatch.setattr(pruning, "NUMBERS_AT_A_TIME", 1500)  # several chunks of texts
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS * 2))
     words = [f"masked={masked}", f"inputs={tmp_path / 'texts.txt'}"]
     given = ["model=pretrained", f"model.path={folder / name}", *words]
-    table = rankbench.analyze(given, "pruning", parts=parts, orders=["greedy", "norm"])["pruning"]
+    table = rankbench.analyze(given, "pruning", parts="length", orders=["greedy", "norm"])["pruning"]
 
     cfg = compose("analyze", *given, "analysis=[pruning]")
     (subject,) = foreign_subjects(cfg, Machine.prepare(cfg))
     chosen, test = subject.test[:3], subject.test[3:]
     network = subject.networks["trained"]
     library, head = subject.modules["trained"], getattr(subject.modules["trained"], "cls", None)
-    paths_PL = np.concatenate([all_paths(2, 2, length) for length in range(3)])
-    of_paths = {"path": list(map(tuple, paths_PL)), "last_head": last_heads(paths_PL), "length": (paths_PL > 0).sum(1)}
-    labels = of_paths[parts]
-    in_order = sorted(set(labels), key=labels.index if parts == "path" else None)
-    of_part = [[label == part for label in labels] for part in in_order]
-
-    def states(batch):
-        frozen = FrozenNetwork(network, batch.inputs)
-        outputs_PBND = sums_of_groups(frozen, list(paths_PL[:, None]))
-        return torch.stack([outputs_PBND[chosen_P].sum(0) for chosen_P in of_part]), frozen.by_length().bias_BND
 
     def loss(state_BND, batch):
         logits_BNC = library.lm_head(state_BND) if head is None else head(state_BND)
         return F.cross_entropy(logits_BNC.flatten(0, 1), batch.targets.flatten(), ignore_index=-1).item()
 
-    sums_PBND, bias_BND = states(chosen)
-    left, greedy, state_BND = list(range(len(of_part))), [], bias_BND
+    sums_KBND, bias_BND, _ = sums_by_length(network, chosen.inputs)
+    left, greedy, state_BND = [0, 1, 2], [], bias_BND
     while left:
-        greedy.append(min(left, key=lambda part: loss(state_BND + sums_PBND[part], chosen)))
+        greedy.append(min(left, key=lambda length: loss(state_BND + sums_KBND[length], chosen)))
         left.remove(greedy[-1])
-        state_BND = state_BND + sums_PBND[greedy[-1]]
+        state_BND = state_BND + sums_KBND[greedy[-1]]
     counted_BN1 = network.counted(chosen.inputs)[..., None]
-    norm = (sums_PBND * counted_BN1).flatten(1).norm(dim=1).argsort(descending=True).tolist()
-    sums_PBND, bias_BND = states(test)
+    norm = (sums_KBND * counted_BN1).flatten(1).norm(dim=1).argsort(descending=True).tolist()
+    sums_KBND, bias_BND, _ = sums_by_length(network, test.inputs)
     for order, indices in {"greedy": greedy, "norm": norm}.items():
         rows = table[table.order == order]
-        assert rows.kept.iloc[-1] == len(of_part)
+        assert rows.kept.tolist() == [0, 1, 2, 3]
         for row in rows.itertuples():
             kept = indices[: row.kept]
-            assert row.loss == pytest.approx(loss(bias_BND + sums_PBND[kept].sum(0), test), rel=1e-9)
-            lengths = [(paths_PL[of_part[part]] > 0).sum(1).mean() for part in kept]
-            assert not kept or row.path_length == pytest.approx(np.mean(lengths), rel=1e-12)
+            assert row.loss == pytest.approx(loss(bias_BND + sums_KBND[kept].sum(0), test), rel=1e-9)
         assert rows.loss.iloc[-1] == pytest.approx(rows.whole_loss.iloc[-1], rel=1e-9)
 
 

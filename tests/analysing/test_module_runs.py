@@ -3,6 +3,8 @@
 Shapes: B sequence, N token, C class or output dimension.
 """
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -73,11 +75,13 @@ def test_targets_that_fit_are_scored_as_by_torch(generator, batch_first):
     classes = torch.randint(5, (B, N), generator=generator)
     classes[:, -2:] = -100
     numbers = torch.randn(B, N, 5, generator=generator, dtype=torch.float64)
-    scored = {
-        F.cross_entropy(output.flatten(0, 1), classes.flatten()): classes.clamp(min=-1),
-        F.mse_loss(output, numbers): numbers,
-    }
-    for loss, targets in scored.items():
+    right = (output.argmax(-1) == classes)[:, :-2].double().mean().item()
+    scored = [
+        (F.cross_entropy(output.flatten(0, 1), classes.flatten()), right, classes.clamp(min=-1)),
+        (F.mse_loss(output, numbers), math.nan, numbers),
+    ]
+    for loss, accuracy, targets in scored:
         tables = rankbench.analyze(module, {"x": x, "targets": targets}, "spectrum", "paths", "path_mass")
         for table in tables.values():
             assert table.whole_loss.to_numpy() == pytest.approx(loss.item(), rel=1e-12)  # rounding of double precision
+            assert table.whole_accuracy.to_numpy() == pytest.approx(accuracy, rel=1e-12, nan_ok=True)
