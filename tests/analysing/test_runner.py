@@ -143,25 +143,47 @@ def test_a_table_holds_every_subject_in_full_precision(tmp_path, fresh):
             pd.testing.assert_frame_equal(rows_of_seed, again, check_dtype=False, rtol=0, atol=0)
 
 
-def test_what_is_there_with_the_same_options_is_not_computed_again(tmp_path, fresh, calls):
+def test_what_is_there_with_the_same_options_is_not_computed_again(tmp_path, fresh, calls, caplog):
+    caplog.set_level("INFO", "rankbench")
     first = analyze(config(PNG), fresh, tmp_path)
+    assert f"{tmp_path / 'paths.csv'} is computed\n" in caplog.text
     files = contents(tmp_path)
     calls.clear()
     assert analyze(config(PNG), fresh, tmp_path) == first
     assert calls == [] and contents(tmp_path) == files  # figures too, byte for byte
+    assert f"{tmp_path / 'paths.csv'} is up to date (same options, networks" in caplog.text
 
 
-@pytest.mark.further
-def test_other_options_are_computed_again_and_they_alone(tmp_path, fresh, calls):
+@pytest.mark.parametrize(
+    ("change", "computed", "words"),
+    [
+        ("options", BOTH[2:], "options changed"),
+        ("residual.csv", BOTH[:2], "the file is gone"),
+        (
+            "analyses.json",
+            BOTH,
+            "analyses.json does not record the file",
+        ),  # a kill between a table and its record leaves it without one
+        ("source_digest", BOTH, "rankbench's source changed"),
+        ("__version__", BOTH, "rankbench's version changed"),
+    ],
+)
+def test_what_changed_is_computed_again_and_that_alone(
+    tmp_path, fresh, calls, monkeypatch, caplog, change, computed, words
+):
+    caplog.set_level("INFO", "rankbench")
     analyze(config(), fresh, tmp_path)
-    before = (tmp_path / "residual.csv").read_bytes()
+    calls.clear(), caplog.clear()
+    cfg = config(*(["analysis.paths.repeats=1"] if change == "options" else []))
+    if "." in change:
+        (tmp_path / change).unlink()
+    elif change != "options":
+        monkeypatch.setattr(module, change, {"source_digest": lambda: "other", "__version__": "9.8.7"}[change])
+    analyze(cfg, fresh, tmp_path)
+    assert calls == computed and f"{tmp_path / computed[-1][0]}.csv is computed again: {words}" in caplog.text
+    assert read_table(tmp_path / "paths.csv").repeat.max() == (0 if change == "options" else 1)
     calls.clear()
-    analyze(config("analysis.paths.repeats=1"), fresh, tmp_path)
-    assert calls == BOTH[2:]
-    assert read_table(tmp_path / "paths.csv").repeat.max() == 0
-    assert (tmp_path / "residual.csv").read_bytes() == before
-    calls.clear()
-    analyze(config("analysis.paths.repeats=1"), fresh, tmp_path)
+    analyze(cfg, fresh, tmp_path)
     assert calls == []
 
 
@@ -188,16 +210,6 @@ def test_an_analysis_of_a_folder_in_which_another_is_at_work_is_refused(begun_by
     for line in refusals:
         assert f"out={into}: another process is writing there; wait for it, or give another folder" in line
     work[begun_by]()  # the lock goes with its holder
-
-
-@pytest.mark.parametrize(("gone", "computed"), [("residual.csv", BOTH[:2]), ("analyses.json", BOTH)])
-def test_a_table_that_is_gone_or_has_no_record_is_computed_again(tmp_path, fresh, calls, gone, computed):
-    """A kill between a table and its record leaves it without one."""
-    analyze(config(), fresh, tmp_path)
-    (tmp_path / gone).unlink()
-    calls.clear()
-    analyze(config(), fresh, tmp_path)
-    assert calls == computed
 
 
 class Killed(Exception):
@@ -274,26 +286,6 @@ def test_seeds_that_took_no_time_leave_no_files(tmp_path, fresh, monkeypatch):
     monkeypatch.setattr(module, "SECONDS_KEPT", -1)
     with pytest.raises(AssertionError):  # the control: it would have been called
         analyze(config(), fresh, tmp_path / "other")
-
-
-@pytest.mark.further
-@pytest.mark.parametrize(("change", "words"), [("code", "rankbench's source"), ("version", "rankbench's version")])
-def test_after_a_change_of_rankbench_itself_all_is_computed_again(
-    tmp_path, fresh, calls, monkeypatch, caplog, change, words
-):
-    caplog.set_level("INFO", "rankbench")
-    analyze(config(), fresh, tmp_path)
-    assert f"{tmp_path / 'paths.csv'} is computed\n" in caplog.text
-    calls.clear(), caplog.clear()
-    analyze(config(), fresh, tmp_path)
-    assert calls == [] and f"{tmp_path / 'paths.csv'} is up to date (same options, networks" in caplog.text
-    name, other = {"code": ("source_digest", lambda: "other"), "version": ("__version__", "9.8.7")}[change]
-    monkeypatch.setattr(module, name, other)
-    analyze(config(), fresh, tmp_path)
-    assert calls == BOTH and f"{tmp_path / 'paths.csv'} is computed again: {words} changed" in caplog.text
-    calls.clear()
-    analyze(config(), fresh, tmp_path)
-    assert calls == []
 
 
 def test_the_source_digest_sees_every_file_of_the_package(tmp_path, monkeypatch):
@@ -522,14 +514,17 @@ def test_a_training_that_has_not_finished_is_said(run, caplog):
         assert caplog.text.count(f"the training of {run.folder} has not finished") == count
 
 
-def test_a_diverged_seed_is_left_out_and_named(run, caplog):
-    summary = run.summary()
+def test_a_diverged_seed_is_left_out_and_named_and_if_all_have_the_run_is_refused(run, caplog):
+    summary, second = run.summary(), run.weights()["read_out.bias"][1].double()
     summary["seeds"][0]["status"] = "diverged"
     write_json(run.folder / "summary.json", summary)
-    second = run.weights()["read_out.bias"][1].double()
     (subject,) = subjects_of_run(run, machine())
     assert subject.seed == 6 and torch.equal(subject.network.read_out.bias, second)
     assert [record.levelname for record in caplog.records if "seed 5" in record.message] == ["WARNING"]
+    summary["seeds"][1]["status"] = "diverged"
+    write_json(run.folder / "summary.json", summary)
+    line = refusal(subjects_of_run, run, machine())
+    assert str(run.folder) in line and "every seed diverged" in line
 
 
 def test_a_seed_without_a_test_loss_is_refused(run):
@@ -539,15 +534,6 @@ def test_a_seed_without_a_test_loss_is_refused(run):
     line = refusal(subjects_of_run, run, machine())
     assert line.startswith(f"{run.folder / 'metrics.csv'}: has no row of seed 6 and split test; put back the file")
     assert len(subjects_of_run(run, machine(), [5])) == 1
-
-
-def test_a_run_of_which_every_seed_diverged_is_refused(run):
-    summary = run.summary()
-    for seed in summary["seeds"]:
-        seed["status"] = "diverged"
-    write_json(run.folder / "summary.json", summary)
-    line = refusal(subjects_of_run, run, machine())
-    assert str(run.folder) in line and "every seed diverged" in line
 
 
 @pytest.mark.parametrize("change", ["another shape", "one less", "one more", "fewer seeds"])
