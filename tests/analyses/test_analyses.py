@@ -30,6 +30,7 @@ from rankbench.measures.recomputed_network import RecomputedNetwork
 from rankbench.measures.states import state_metrics
 from rankbench.model.network import run
 from rankbench.runs.tables import with_who
+from rankbench.tasks.task import repeated_token_ceiling
 
 # Float64, the same few hundred operations in another order.
 EXACT = {"rel": 1e-11, "abs": 1e-13}
@@ -224,6 +225,17 @@ def test_baselines_by_hand(make_subject):
     for column, value in wanted.items():
         assert table[column].nunique() == 1
         assert table[column].iloc[0] == pytest.approx(value, **EXACT)
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_blind"),
+    [({"positions": "none"}, True), ({"positions": "none", "mask": "causal"}, False), ({}, False)],
+)
+def test_repeated_tokens_limit_networks_that_cannot_tell_them_apart(make_subject, changes, is_blind):
+    subject = make_subject(**changes)
+    table = paths.table(subject, exact_options("frozen"))
+    assert ("ceiling_accuracy" in table) == is_blind
+    assert not is_blind or (table.ceiling_accuracy == repeated_token_ceiling(subject.test)).all()
 
 
 def test_sequences_are_the_first_of_the_test_set(make_subject):

@@ -13,6 +13,9 @@ from networks_of_others import MaskedAttention
 from torch import nn
 
 import rankbench
+from rankbench.analyses import ANALYSES
+from rankbench.analyses.attention import ENTROPIES
+from rankbench.measures.entropy_bound import of_heads
 
 
 @torch.no_grad()
@@ -92,6 +95,15 @@ def test_heads_in_groups_have_the_values_that_they_read():
     values = module.values[:, None].expand(-1, 2, -1, -1, -1)
     cosine = F.cosine_similarity(module.p @ values, values, dim=-1).mean((0, 3)).flatten()
     assert table.value_cosine.to_numpy() == pytest.approx(cosine.numpy(), rel=1e-12)
+
+
+def test_entropies_and_their_bounds_are_means_over_sequences(random_subject):
+    subject = random_subject(kinds=("trained",))
+    table = ANALYSES["attention"].table(subject, ANALYSES["attention"].options(sequences=5))
+    of_sequences = [[values for _, values in of_heads(subject.network, ids_N)] for ids_N in subject.test.inputs[:5]]
+    for name in ENTROPIES:
+        wanted = torch.stack([torch.cat([values[name] for values in layers]) for layers in of_sequences]).mean(0)
+        assert table[name].to_numpy() == pytest.approx(wanted.numpy(), rel=1e-12)
 
 
 def test_the_distance_to_uniform_is_of_the_precision_of_p():

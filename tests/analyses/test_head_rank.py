@@ -152,6 +152,8 @@ def test_errors_and_baselines_by_hand(network):
     sigma = np.linalg.svd(matrix, compute_uv=False)[:2]
     assert heads.frobenius_norm == pytest.approx(np.linalg.norm(matrix), rel=1e-10)
     assert heads.effective_rank == pytest.approx(math.exp(-sum(s * math.log(s) for s in sigma / sigma.sum())), rel=1e-9)
+    assert heads.spectral_norm == pytest.approx(sigma[0], rel=1e-10)
+    assert math.cos(math.radians(heads.angle)) == pytest.approx(np.trace(matrix) / np.linalg.norm(matrix) / 2, rel=1e-9)
     assert [column for column in table if table[column].isna().all()] == []
 
 
@@ -184,6 +186,8 @@ def test_bounds_stand_where_they_apply_and_heads_are_above_them(network, model_c
     alone = {"layers": 1, "skip": False, "mlp": False, "mlp_skip": False, "norm": "none", "mask": "others"}
     model = network(heads=3, head_width=1, value_width=4, **alone)
     table = head_rank.table(subject_of(task, {"initialised": model}), OPTIONS)
+    common = {"layers": 1, "heads": 3, "rank": 1, "width": 4, "copies": 0.75, "angle_limit": theory.angle_limit(4, 1)}
+    assert (table[list(common)] == pd.Series(common)).all(axis=None)
     for form in theory.FORMS:
         assert (table[f"bound_{form}"] == theory.lower_bound(4, 1, 3, form)).all()
     assert table[table.of == "network"].error.min() > table.bound_any.iloc[0]

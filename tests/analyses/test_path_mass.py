@@ -60,6 +60,12 @@ def loss_and_accuracy(outputs, targets):
     return loss, (outputs.argmax(-1) == targets)[scored].double().mean().item()
 
 
+def majority_accuracy(subject):
+    """Of the commonest class in training."""
+    trained_on, targets = (batch.targets[batch.targets >= 0] for batch in (subject.train, subject.test))
+    return (targets == trained_on.bincount().argmax()).double().mean().item()
+
+
 # --- mass -----------------------------------------------------------------------------------------------------------
 
 
@@ -95,6 +101,7 @@ def test_every_number_of_path_mass_by_enumeration(make_subject, changes, mlp, mo
         assert (row["loss_without"], row["accuracy_without"]) == pytest.approx(without, **EXACT)
     whole = loss_and_accuracy(model(test.inputs), test.targets)
     assert (table.whole_loss.iloc[0], table.whole_accuracy.iloc[0]) == pytest.approx(whole, **EXACT)
+    assert table.majority_accuracy.to_numpy() == pytest.approx(majority_accuracy(subject), **EXACT)
 
 
 @pytest.mark.parametrize("changes", [{}, {"mask": "causal"}, {"padded": True}], ids=str)
@@ -171,6 +178,8 @@ def test_every_order_begins_at_the_bias_and_ends_at_the_whole_network(make_subje
     whole = loss_and_accuracy(subject.network(subject.test.inputs), subject.test.targets)
     for _, rows in table.groupby(["order", "repeat"], dropna=False):
         assert (rows.loss.iloc[-1], rows.accuracy.iloc[-1]) == pytest.approx(whole, **EXACT)
+        assert (rows.whole_loss.iloc[0], rows.whole_accuracy.iloc[0]) == pytest.approx(whole, **EXACT)
+    assert table.majority_accuracy.to_numpy() == pytest.approx(majority_accuracy(subject), **EXACT)
     assert table[table.kept == 0].loss.nunique() == 1
     random = pick(table, order="random", kept=8)
     assert len(random) == 3 and random.loss.nunique() == 3  # three orders

@@ -41,6 +41,11 @@ def test_sequences_without_a_scored_target_are_left_out():
     def of_sequence(x_BN, b):
         return x_BN[b][classes[b] >= 0].double().mean().item()
 
+    size_B = whole.flatten(1).norm(dim=1)
+    errors_KB = (whole - S_KBNC.cumsum(0)).flatten(2).norm(dim=2) / size_B
+    shares_KB = (S_KBNC * whole).flatten(2).sum(2) / size_B**2
+    for name, wanted_KB in {"error_upto": errors_KB, "share": shares_KB}.items():
+        assert table[name].tolist() == pytest.approx(wanted_KB.mean(1).tolist(), rel=1e-12, abs=1e-14), name
     rest = range(1, B)
     loss_K = [np.mean([of_sequence(losses(upto), b) for b in rest]) for upto in S_KBNC.cumsum(0)]
     right = [np.mean([of_sequence(upto.argmax(-1) == classes, b) for b in rest]) for upto in S_KBNC.cumsum(0)]
@@ -56,6 +61,7 @@ def test_sequences_without_a_scored_target_are_left_out():
     )
     assert table[[name for name in table if name.startswith(tuple(OF_TARGETS))]].notna().all(axis=None)
     settled, third, later = settled_by_hand(S_KBNC, whole), N // 3, []
+    assert table.settled_upto.tolist() == pytest.approx([(settled <= k).double().mean().item() for k in (0, 1)])
     for b in range(2, B):
         in_order = settled[b][losses(whole)[b].argsort()].double()
         later.append((in_order[-third:].mean() - in_order[:third].mean()).item())

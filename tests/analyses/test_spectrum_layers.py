@@ -195,11 +195,18 @@ def test_a_layer_that_runs_several_times_has_a_row_for_each():
 
 
 def test_a_module_without_layers_has_no_such_rows_and_a_line_says_so(caplog):
+    """The part of its output that depends on no input is the bias of its last map."""
+    module = drawn(Bare())
     with caplog.at_level(logging.WARNING):
-        table = rankbench.analyze(drawn(Bare()), STATES, "spectrum", resamples=100, each_layer=True)["spectrum"]
+        table = rankbench.analyze(module, STATES, "spectrum", resamples=100, each_layer=True)["spectrum"]
     said = [line for line in caplog.messages if "no rows of layers" in line]
     assert len(said) == 1 and "put each layer into a submodule" in said[0]
     assert set(table.part) == {"length", "constant"} and "states after layers" not in digest(table)
+    (row,) = table[(table.part == "constant") & (table.of == "output")].itertuples()
+    output = module(STATES).detach().flatten(1)
+    constant, size_B = module.out.bias.detach().repeat(5), output.norm(dim=1)
+    assert row.mass == pytest.approx((constant.norm() / size_B).mean().item(), rel=1e-12)
+    assert row.share == pytest.approx((output @ constant / size_B**2).mean().item(), rel=1e-12)
 
 
 def test_the_digest_has_a_line_on_the_layers(random_network):

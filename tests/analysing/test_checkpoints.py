@@ -220,13 +220,19 @@ def test_a_module_of_ones_own_reads_texts_with_a_tokenizer(folder, tmp_path):
         assert said in refused("analyze", *words, *wrong, at=tmp_path)
 
 
-@pytest.mark.further
 def test_a_masked_model_is_scored_on_what_was_hidden(folder):
-    table = analyze(folder, "bert", "spectrum", words=["masked=0.5", "seed=3"])["spectrum"]
-    again = analyze(folder, "bert", "spectrum", words=["masked=0.5", "seed=3"])["spectrum"]
-    pd.testing.assert_frame_equal(table, again)
-    assert table.whole_loss.notna().all()
-    assert analyze(folder, "bert", "spectrum")["spectrum"].whole_loss.isna().all()
+    words = [f"model.path={folder / 'bert'}", f"inputs={folder / 'texts.txt'}", "seed=3"]
+    checkpoint = load_checkpoint(str(folder / "bert"), 0)
+    (plain_BN, nothing), (ids_BN, targets_BN), again = (
+        inputs_of(compose("analyze", "model=pretrained", *words, word), checkpoint)
+        for word in ("masked=0", "masked=0.5", "masked=0.5")
+    )
+    hidden_BN = targets_BN >= 0
+    assert nothing is None and torch.equal(ids_BN, again[0]) and torch.equal(targets_BN, again[1])
+    assert torch.equal(ids_BN, plain_BN.masked_fill(hidden_BN, WORDS.index("[MASK]")))
+    assert torch.equal(targets_BN, plain_BN.where(hidden_BN, -1))
+    is_word_BN = plain_BN >= WORDS.index("a")
+    assert not (hidden_BN & ~is_word_BN).any() and 0.2 < hidden_BN.sum() / is_word_BN.sum() < 0.8
 
 
 @pytest.mark.further
