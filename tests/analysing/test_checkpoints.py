@@ -572,36 +572,21 @@ def test_refused_and_nothing_written(folder, tmp_path, name, words, analysis, me
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    "inputs, message",
-    [(np.array([[1, 99]]), "token id 99; the vocabulary"), (np.array([1, 2, 3]), "give (sequences, tokens)")],
-)
-def test_token_ids_refused(folder, tmp_path, inputs, message):
-    np.save(tmp_path / "ids.npy", inputs)
-    assert message in refusal(analyze, folder, "bert", "spectrum", words=[f"inputs={tmp_path / 'ids.npy'}"])
-
-
 IDS = torch.tensor([[3, 4, 5, 6], [3, 4, 5, 0]])
 
 
 @pytest.mark.parametrize(
     ("tensors", "words", "message"),
     [
-        (
-            {"attention_mask": (IDS > 0).long()},
-            [],
-            "holds 2 tensors besides targets; a checkpoint reads one; instead of",
-        ),
+        ({"input_ids": 33 * IDS[:, :1].clone()}, [], "token id 99; the vocabulary"),
+        ({"input_ids": IDS[0].clone()}, [], "give (sequences, tokens)"),
+        ({"attention_mask": (IDS > 0).long()}, [], "holds 2 tensors besides targets; a checkpoint reads one; instead"),
         ({"targets": IDS.clone()}, ["masked=0.5"], "holds targets of its own; use masked=0"),
-        (
-            {"targets": IDS[0].clone()},
-            [],
-            "targets of torch.int64 and shape (4,) do not fit an output of shape (2, 4, 15)",
-        ),
+        ({"targets": IDS[0].clone()}, [], "of torch.int64 and shape (4,) do not fit an output of shape (2, 4, 15)"),
     ],
-    ids=["mask", "masked", "of sequences"],
+    ids=["vocabulary", "one axis", "mask", "masked", "targets of sequences"],
 )
-def test_what_a_file_holds_besides_token_ids_is_read_or_refused(folder, tmp_path, tensors, words, message):
+def test_token_ids_and_what_a_file_holds_besides_are_read_or_refused(folder, tmp_path, tensors, words, message):
     save_file({"input_ids": IDS, **tensors}, tmp_path / "ids.safetensors")
     words = [f"inputs={tmp_path / 'ids.safetensors'}", *words]
     assert message in refusal(analyze, folder, "bert", "residual", words=words)
