@@ -26,7 +26,7 @@ def settled_by_hand(S_KBNC, whole):
 
 
 def test_sequences_without_a_scored_target_are_left_out():
-    generator = torch.Generator().manual_seed(2)
+    generator = torch.Generator().manual_seed(10)
     module, x = reader(generator, C, scale=0.6), torch.randn(B, N, D, generator=generator, dtype=torch.float64)
     classes = torch.randint(C, (B, N), generator=generator)
     classes[0] = -1  # no loss
@@ -66,7 +66,7 @@ def test_sequences_without_a_scored_target_are_left_out():
         in_order = settled[b][losses(whole)[b].argsort()].double()
         later.append((in_order[-third:].mean() - in_order[:third].mean()).item())
     assert table.hard_tokens_later.tolist() == pytest.approx([np.mean(later)] * len(table), abs=1e-12)
-    assert np.ptp(later) > 0
+    assert np.ptp(later) > 0 and abs(np.mean(later)) > 0.1  # so that a sign would be seen
     assert (table.num_sequences == B).all() and (table.num_undefined == 0).all()
 
 
