@@ -187,6 +187,10 @@ LIBRARY: dict[str, tuple[dict[str, Any], bool]] = {
     "MixtralModel": ({**LLAMA, **EXPERTS}, True),
     "GptOssModel": ({**LLAMA, **EXPERTS, **WINDOWS}, False),
     "MambaModel": ({"hidden_size": D, "num_hidden_layers": 2, "vocab_size": LETTERS, "state_size": 4}, False),
+    "RecurrentGemmaModel": (
+        {**LLAMA, "block_types": ["recurrent", "attention"], "lru_width": D, "attention_window_size": 8},
+        False,
+    ),
     "ViTModel": (IMAGE, True),
     "Dinov2Model": (IMAGE, True),
     "CLIPTextModel": ({**TEXT, "eos_token_id": 49}, True),

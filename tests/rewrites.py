@@ -395,6 +395,20 @@ def layer_norm(x: Tensor, shape: Any, weight: Tensor | None = None, bias: Tensor
     return scaled if bias is None else scaled + bias
 
 
+FUNCTIONS = {
+    "silu": lambda x, inplace=False: x * torch.sigmoid(x),
+    "relu": lambda x, inplace=False: x * (x > 0),
+    "gelu": lambda x, approximate="none": (
+        0.5 * x * (1 + (torch.erf(x / math.sqrt(2)) if approximate == "none" else torch.tanh(_cubic(x))))
+    ),
+}
+REWRITES["activations written out"] = partial(with_calls_replaced, replacements=FUNCTIONS)
+
+
+def _cubic(x: Tensor) -> Tensor:
+    return math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)
+
+
 # --- additions in place and out of place -----------------------------------------------------------------------------
 
 
