@@ -71,6 +71,13 @@ ORDERS = {
         lambda x, y, f, g, u: torch.addcmul(0 * y, u(y), g(y)),
         lambda x, y, f, g, u: (u(y)[..., None] * g(y)[..., None]).sum(-1),
     ],
+    "a gate and what is limited": [
+        lambda x, y, f, g, u: F.silu(g(y)) * u(y).clamp(-3, 3),
+        lambda x, y, f, g, u: u(y).clamp(-3, 3) * F.silu(g(y)),
+        lambda x, y, f, g, u: F.hardtanh(u(y), -3, 3) * (torch.sigmoid(g(y)) * g(y)),
+        lambda x, y, f, g, u: F.silu(g(y)) * u(y).clamp_max(3).clamp_min(-3),
+        lambda x, y, f, g, u: F.silu(g(y)) * u(y),  # no number is beyond
+    ],
     "one number a token": [
         lambda x, y, f, g, u: y * g(x)[..., :1],
         lambda x, y, f, g, u: g(x)[..., :1] * y,

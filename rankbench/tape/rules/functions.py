@@ -21,7 +21,28 @@ def _activation(seen: Seen) -> Tag | None:
     exponent = seen.get(1, "exponent")
     if seen.name == "pow" and not (isinstance(exponent, (int, float)) and exponent in range(1, 10)):
         return None
-    return _gated(seen, seen.args[0], seen.of_first, seen.others)
+    tag = _gated(seen, seen.args[0], seen.of_first, seen.others)
+    if tag is not None and tag.opaque is None and _only_limits(seen):
+        tag.level = seen.tag(seen.args[0]).level
+    return tag
+
+
+LIMITS = {  # where each function has its limits, and their defaults
+    "clamp": ((1, "min", None), (2, "max", None)),
+    "clamp_min": ((1, "min", None), (2, "max", None)),
+    "clamp_max": ((2, "min", None), (1, "max", None)),
+    "hardtanh": ((1, "min_val", -1.0), (2, "max_val", 1.0)),
+}
+
+
+def _only_limits(seen: Seen) -> bool:
+    """Whether a function leaves all numbers around 0 as they are: a limit of a state, and no activation function."""
+    if seen.name not in LIMITS:
+        return False
+    low, high = (seen.get(*place) for place in LIMITS[seen.name])
+    if any(isinstance(limit, Tensor) for limit in (low, high)):
+        return False
+    return (low is None or low < 0) and (high is None or high > 0)
 
 
 def _gated(seen: Seen, z: Any, function: Callable[[Tensor], Tensor], others: Sequence[Tensor]) -> Tag | None:
