@@ -108,20 +108,12 @@ class Touched(Checking):
                     others = sorted({*changed_at(x, old, axis)}.difference(touched))
                     x.data.movedim(axis, 0)[others] = old.movedim(axis, 0)[others]
             return
-        if self._holds_parts_of_features(x, old):
+        if self.holds_parts_of_features(x, old):
             return
         at = most_touched(x, old)
         x.data.copy_(old)
         self._touch(x.data, at)
         self.begun_anew[run] = None
-
-    def _holds_parts_of_features(self, x: Tensor, old: Tensor) -> bool:
-        """Whether the first axis of a state counts the tokens of all sequences, one of which is touched alone, and the
-        second one parts of their features: those of a state (B, N, D) around, or of an input."""
-        around = [tuple(state.shape) for run in self.stack for state in self.base.entered.get(run, ())]
-        around += [mark.shape for mark in self.marks.values()]
-        of_tokens = [shape for shape in around if len(shape) == 3 and shape[2] == x.shape[1] * x.shape[2] > x.shape[2]]
-        return len(touched_at(x, old, 0)) == 1 and any(shape[0] * shape[1] == len(x) for shape in of_tokens)
 
     def _is_mixed(self, new: Tensor, old: Tensor) -> bool:
         """Whether something that is no attention has mixed all tokens: of a single sequence, no axis is touched in

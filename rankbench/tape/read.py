@@ -133,17 +133,14 @@ def _touch(plain: Plain) -> tuple[Touched, Plain]:
         return best
     try:  # the touch of one number misses what other numbers do, and may stand at one feature as at one token
         passes = _passes(plain, touched.way._replace(rows=True))
-    except Changed:
-        return best
-    except ConfigError:
-        if any(map(touched.may_be_of_features, touched.calls)):
+    except (Changed, ConfigError) as error:
+        if isinstance(error, ConfigError) and any(map(touched.may_be_of_features, touched.calls)):
             raise
         return best
     keys, of_rows = ({call.key for call in each.calls} for each in (touched, passes[0]))
     of_tokens = {call.key for call in touched.calls if not touched.may_be_of_features(call)}
-    if _counts_tokens_last(touched, passes[0]):
-        return best
-    return passes if of_rows and of_tokens <= of_rows <= keys else best  # else its last axis counts no features
+    has_features = of_rows and of_tokens <= of_rows <= keys  # along the last axis
+    return passes if has_features and not _counts_tokens_last(touched, passes[0]) else best
 
 
 def _passes(plain: Plain, way: Way) -> tuple[Touched, Plain]:

@@ -14,7 +14,7 @@ from rankbench.tape.plain import Plain
 from rankbench.tape.reading import Axes, ReadCall
 from rankbench.tape.recording import Seen
 from rankbench.tape.tags import Tag
-from rankbench.tape.touch import along
+from rankbench.tape.touch import along, touched_at
 
 
 class Touching(Plain):
@@ -159,6 +159,14 @@ class Touching(Plain):
         """Whether the keys of a call may be features or groups of them, of which the first alone is touched."""
         widths = [mark.shape[2] for mark in self.marks.values() if mark.at[2:] == (0,)]
         return call.touched == (0,) and any(width % call.num_keys == 0 for width in widths)
+
+    def holds_parts_of_features(self, x: Tensor, old: Tensor) -> bool:
+        """Whether the first axis of a state counts the tokens of all sequences, one of which is touched alone, and the
+        second one parts of their features: those of a state (B, N, D) around, or of an input."""
+        around = [tuple(state.shape) for run in self.stack for state in self.base.entered.get(run, ())]
+        around += [mark.shape for mark in self.marks.values()]
+        of_tokens = [shape for shape in around if len(shape) == 3 and shape[2] == x.shape[1] * x.shape[2] > x.shape[2]]
+        return len(touched_at(x, old, 0)) == 1 and any(shape[0] * shape[1] == len(x) for shape in of_tokens)
 
     def axes_of_input(self, number: int) -> Axes:
         """The axis of tokens of an input: that along which attention calls saw its touch."""
