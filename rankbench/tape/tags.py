@@ -215,12 +215,14 @@ def activations(tags: Sequence[Tag]) -> list[Tag]:
 
 def as_function(name: str, tags: Sequence[Tag], new: Made) -> tuple[Made, object]:
     """What a function of this name makes, and its stem. Of one tensor alone it is an activation function, as
-    x * sigmoid(x) is silu(x). No stem: it reads several tensors, or is not elementwise."""
-    stems = {tag.stem for tag in activations(tags)}
+    x * sigmoid(x) is silu(x), and x + |x| twice relu(x). No stem: it reads several tensors, or is not elementwise."""
+    made = activations(tags)
+    stems = {tag.stem for tag in made}
     if len(stems) != 1 or name not in ELEMENTWISE:
         return new, None
-    if isinstance(new, Tag) and name in JOINS and len(activations(tags)) > 1:
-        new = replace(new, level=max(Level.GATED, new.level))
+    if isinstance(new, Tag) and len(made) > 1:
+        least = [Level.GATED] if name in JOINS else [tag.level for tag in made]
+        new = replace(new, level=max(new.level, *least))
     return new, stems.pop()
 
 

@@ -19,6 +19,7 @@ FUNCTIONS = {
     "relu by where": (F.relu, lambda x: torch.where(x > 0, x, 0.0 * x)),
     "relu by a mask": (F.relu, lambda x: x.masked_fill(x < 0, 0)),
     "relu in place": (F.relu, lambda x: x.clone().mul_(x > 0)),
+    "relu by its absolute value": (F.relu, lambda x: (x + x.abs()) / 2),
     "leaky relu": (lambda x: F.leaky_relu(x, 0.1), lambda x: torch.maximum(x, 0.1 * x)),
     "gelu": (F.gelu, lambda x: 0.5 * x * (1 + torch.erf(x / math.sqrt(2)))),
     "gelu by tanh": (
