@@ -15,6 +15,7 @@ from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
+from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
 
@@ -37,6 +38,10 @@ from rankbench.runs.sweep import Job, Sweep
 def sweep(config: DictConfig, context: HydraContext, job: Callable[[DictConfig], Any]) -> None:
     """Run the jobs of a sweep or of a search (Optuna), then gather their results, also if one of them failed."""
     command = config.hydra.job.config_name
+    for key, kind in (("launcher", Launcher), ("sweeper", Sweeper)):
+        known = [f"{plugin.__module__}.{plugin.__name__}" for plugin in Plugins.instance().discover(kind)]
+        if (target := config.hydra[key]._target_) not in known:
+            raise ConfigError(f"hydra.{key}._target_={target}: unknown; allowed are {', '.join(known)}")
     if (launcher := config.hydra.launcher._target_).endswith("SlurmLauncher"):
         if shutil.which("srun") is None:
             raise ConfigError(

@@ -766,6 +766,16 @@ def test_refused_jobs_of_a_sweep_leave_no_folders_and_each_says_why(copied, tmp_
     assert [path.name for path in (tmp_path / "o").iterdir() if path.is_dir()] == ["1_run=copied"]
 
 
+def test_a_sweep_ends_with_the_batch_in_which_a_job_failed(copied, tmp_path):
+    for name in ("first", "worse"):
+        shutil.copytree(copied, tmp_path / name)
+    (tmp_path / "worse" / "metrics.csv").write_text("step,seed\n")
+    words = ["run=worse,first,copied", "analysis=[curves]", "hydra.sweeper.max_batch_size=2", "out=o"]
+    result = rankbench("analyze", "-m", *words, at=tmp_path)
+    assert result.code == 1 and "has no column split" in result.err.splitlines()[-1]
+    assert [path.name for path in (tmp_path / "o").iterdir() if path.is_dir()] == ["1_run=first"]
+
+
 def test_a_refusal_takes_nothing_from_a_folder_that_was_there(copied, tmp_path):
     (copied / "metrics.csv").write_text("step,seed\n")
     (tmp_path / "o").mkdir()

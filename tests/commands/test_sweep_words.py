@@ -28,6 +28,14 @@ def test_an_interval_without_a_search_is_one_line(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("kind", ["launcher", "sweeper"])
+def test_an_unknown_launcher_or_sweeper_is_one_line_and_makes_no_folder(kind, tmp_path):
+    line = refused("train", "-m", *SMALLEST, f"hydra.{kind}._target_=mine.Own", "seed=0,1", at=tmp_path)
+    assert line.startswith(f"rankbench train: hydra.{kind}._target_=mine.Own: unknown; allowed are hydra._internal.")
+    assert f".basic_{kind}.Basic{kind.title()}" in line
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_glob_stands_for_the_choices_of_a_group(tmp_path):
     with initialised():
         models = [job[0].partition("=")[2] for job in jobs_of(parsed(["model=glob(san*)", "seed=0"]))]
