@@ -1,13 +1,18 @@
-"""Families of the transformers library: the tape finds the attention weights that the library itself gives out.
+"""Families of the transformers library: the attention weights and the states after layers that are found are those that
+the library itself gives out.
 
-Shapes: B sequence, H head, N query token, M key token.
+Shapes: B sequence, H head, N query token, M key token, D width.
 """
 
 import pytest
 import torch
 from networks_of_others import TEXT, InDouble, Inputs, drawn, image_inputs, letters, within
+from refusals import refusal
 from torch import nn
 
+from rankbench.measures.module_reading import read_module
+from rankbench.measures.module_states import layers_of, states_of
+from rankbench.model.modules import Example
 from rankbench.tape import tap
 
 transformers = pytest.importorskip("transformers", reason="needs the extra: pip install 'rankbench[pretrained]'")
@@ -35,6 +40,8 @@ IMAGES = """
     internvl_vision mlcd pixio qianfan_ocr_vision radio sam3_vit_model sapiens2 siglip_vision_model tipsv2_vision_model
     vit vit_msn vitdet
 """
+WITHOUT_LAYERS = {"flaubert", "hrm_text", "xlm"}  # whose submodules are branches, or run in another order
+WITH_STREAMS = {"deepseek_v4", "gemma3n_text", "hy_v4"}  # whose library gives out one state for several streams
 # by every name that a config has for it
 SIZES = {
     **TEXT,
@@ -96,3 +103,22 @@ def test_texts_and_targets(name):
 @pytest.mark.parametrize("name", IMAGES.split())
 def test_images(name):
     assert_finds_the_weights(name, image_inputs())
+
+
+@pytest.mark.parametrize("name", [name for name in TEXTS.split() if name not in WITHOUT_LAYERS | WITH_STREAMS])
+def test_states_after_layers(name):
+    """The library's last states may be those behind the last norm."""
+    module, example = family(name), Example((), {"input_ids": letters()})
+    read = read_module(module, example)
+    found = states_of(read, layers_of(read), example)
+    wanted = module(**example.kwargs, output_hidden_states=True).hidden_states
+    assert len(found) == len(wanted) == 3
+    for x_BND, wanted_BND in zip(found[:-1], wanted[:-1], strict=True):
+        torch.testing.assert_close(x_BND, wanted_BND, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", sorted(WITHOUT_LAYERS))
+def test_submodules_without_layers_are_refused(name):
+    assert "so these are branches, not layers" in refusal(
+        layers_of, read_module(family(name), Example((), {"input_ids": letters()}))
+    )
