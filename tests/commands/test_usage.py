@@ -134,7 +134,7 @@ def test_presets_are_listed_by_paper_in_a_line_each(monkeypatch, tmp_path):
     assert len(dong) == sum("dong_" in name for name in presets())
     assert blocks[-1][0] == "Others"
     found = listing(["entropy"])
-    assert "zhai_heads\n      rankbench train; one CPU core: 10 minutes" in found and "kim_table2" not in found
+    assert "zhai_heads\n      rankbench train; one CPU core: 5 minutes" in found and "kim_table2" not in found
     assert "does tied L2 attention lose" in " ".join(listing(["kim_fig9"]).split())  # not cut at "app."
     with pytest.raises(ConfigError, match=r"^list entrpy: no preset has this, did you mean entropy\?; "):
         listing(["entrpy"])
