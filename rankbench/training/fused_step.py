@@ -31,6 +31,8 @@ SOURCE = Source.read(Path(__file__).with_name("fused_step.cpp"))
 # Tokens of a sequence, and numbers of a state, a hidden state, queries, keys and values, or an output. Beyond
 # them most of the time is spent in large products, which need no fused step.
 LONGEST, WIDEST = 512, 2048
+# Of a map of few numbers to many, as to those of many heads. Arrays of so many rows lie on a thread's stack.
+MOST_WEIGHTS, MOST_ROWS = 2**20, 2**14
 # Of a chunk of sequences. With 0.5 to 1 MiB of second-level cache, 128 are fastest where a network's weights fit it as
 # well. In wider networks each product has to fetch its weights, which more tokens repay.
 TOKENS_AT_A_TIME, IN_WIDE_NETWORKS, WIDE = 128, 384, 192
@@ -54,17 +56,19 @@ def uncovered(cfg: TrainConfig, task: Task, machine: Machine) -> str | None:
             return f"model.{key}={value}"
     hidden = round(cfg.model.mlp_ratio * cfg.model.width)
     inner = cfg.model.heads * (2 * head_width(cfg.model) + value_width(cfg.model))
+    widest, most = max(hidden, inner), max(WIDEST, min(MOST_ROWS, MOST_WEIGHTS // cfg.model.width))
     for is_other, name in (
         (machine.device.type != "cpu", f"device={machine.device.type}"),
         (machine.precision == "bf16", "precision=bf16"),
         (task.padded and cfg.model.mask == "others", f"model.mask=others with task.name={task.name}"),
         (cfg.model.shared_layers and cfg.model.attention != "dot", f"shared layers of {cfg.model.attention}"),
         (task.length > LONGEST, f"{task.length} tokens, more than {LONGEST}"),
-        ((width := max(cfg.model.width, hidden, inner)) > WIDEST, f"a map to {width} numbers, more than {WIDEST}"),
+        (cfg.model.width > WIDEST, f"states of {cfg.model.width} numbers, more than {WIDEST}"),
+        (widest > most, f"a map to {widest} numbers, more than {most}"),
     ):
         if is_other:
             return name
-    return f"{task.num_outputs} outputs, more than {WIDEST}" if task.num_outputs > WIDEST else None
+    return f"{task.num_outputs} outputs, more than {most}" if task.num_outputs > most else None
 
 
 def library_for(cfg: TrainConfig, task: Task, machine: Machine, length: int | None = None) -> ctypes.CDLL:
